@@ -82,11 +82,11 @@ int nvmlDeviceGetCurrPcieLinkWidth(gpu_t *gpu, unsigned *lanes) {
   *lanes = gpu->index && says("NVML_NARROW") ? 8 : 16;
   return OK;
 }
-/* Seven more with each question: after the check there are seven, or fourteen as on a link that is damaged. */
+/* More with each question: 70 after the check, or 140 as on a link that is damaged. */
 int nvmlDeviceGetPcieReplayCounter(gpu_t *gpu, unsigned *replays) {
   static unsigned asked[2];
   LIVES(gpu);
-  *replays = asked[gpu->index]++ * (gpu->index && says("NVML_REPLAYS") ? 14 : 7);
+  *replays = asked[gpu->index]++ * (gpu->index && says("NVML_REPLAYS") ? 140 : 70);
   return OK;
 }
 typedef struct { uint32_t field, scope; int64_t time, latency; int type, result; union { double d; unsigned u; unsigned long long ull; } value; } field_t;

@@ -6,6 +6,8 @@ import pytest
 from facts_of import facts
 
 from megaboa.check import calibration, speed
+from megaboa.errors import InputError
+from megaboa.files import read_json, write_json
 from megaboa.records import Law
 
 MODEL = {
@@ -174,3 +176,12 @@ def test_frozen_weights_have_no_gradients_of_their_own_and_no_optimizer():
     assert frozen.products == pytest.approx(2 / 3 * whole.products)
     assert frozen.attention == whole.attention
     assert frozen.optimizer < 0.01 * whole.optimizer and frozen.data < 0.05 * whole.data
+
+
+def test_a_calibration_of_an_earlier_version_is_refused(tmp_path, monkeypatch):
+    """It would be read, and mean something else."""
+    monkeypatch.chdir(tmp_path)
+    values = read_json(calibration.SHIPPED / "h200.json")
+    write_json(tmp_path / "calibrations" / "h200.json", values | {"version": 1})
+    with pytest.raises(InputError, match=r"an earlier version wrote it.*call `megaboa calibrate` again"):
+        calibration.of("h200-141g")

@@ -224,6 +224,18 @@ def test_a_parent_saves_whole_where_a_run_goes_on_in_another_layout(
     assert parent.launch.checkpoint.get("reshardable") is whole and "reshardable" not in other.launch.checkpoint
 
 
+@pytest.mark.parametrize(("layers", "warned"), [(2, []), (3, ["a"])])  # 142 and 210 million parameters
+def test_what_that_costs_a_large_parent_is_said(plan_of: PlanOf, layers: int, warned: list[str]) -> None:
+    child = "b: {continue_from: small/a@10, resources.gpus_per_node: 2, parallel.tp: 2, load.optimizer: true}"
+    plan = plan_of(
+        f"sweep: {{runs: {{a: {{}}, {child}}}}}\n", **SAVES, **{"models.dense.config.num_hidden_layers": layers}
+    )
+    assert plan.runs[0].launch.checkpoint["reshardable"] is True
+    assert [
+        run for said, runs in plan.warnings.items() if "checkpoint.reshardable is true" in said for run in runs
+    ] == warned
+
+
 def test_another_precision_takes_the_state_of_a_distributed_optimizer_or_none(
     plan_of: PlanOf, trained: Callable[..., Plan]
 ) -> None:

@@ -138,7 +138,7 @@ def test_a_task_per_node_starts_the_nodes_ranks(started):
         "python",
         "rank.py",
     ]
-    assert "--bind" not in started(tasks="node", cpu_bind="none")[0]
+    assert "--bind" not in started(tasks="node", cpu_bind="verbose,none")[0]
     assert allocation.START_NODE.exists() and site.CHECK_NODE.exists()
 
 

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Set
 from pathlib import Path
 
 from megaboa.records import StandbyOrder, parse
@@ -36,7 +37,10 @@ def main() -> int:
     if here is None:
         sys.exit("not started by a scheduler, so the number of this node is unknown: set launch.tasks to rank")
     environment = dict(os.environ)
-    processors = cores.of_ranks(arguments.ranks, here.processors, environment) if arguments.bind else []
+    processors = []
+    if arguments.bind:
+        processors = cores.of_ranks(arguments.ranks, here.processors, environment)
+        print("processors of each rank:", " | ".join(map(listed, processors)) or "those of the task", file=sys.stderr)
     keeper = None
     if arguments.fork:
         environment |= {FORKED: arguments.fork, KEEPER: str(os.getpid())}
@@ -69,6 +73,10 @@ def main() -> int:
         if keeper:
             keeper.kill()
             keeper.wait()
+
+
+def listed(processors: Set[int]) -> str:
+    return ",".join(map(str, sorted(processors)))
 
 
 def order_in(path: Path) -> StandbyOrder:

@@ -35,9 +35,8 @@ def measure(device: torch.device, rank: int, ranks_per_node: int) -> Calibration
     attention = kernel_times.attention(bench)
     done("attention")
     grouped = _each(kinds, lambda kind: kernel_times.experts(bench, kind), done, "experts")
-    dist.init_process_group(
-        "nccl" if bench.is_gpu else "gloo", device_id=device if bench.is_gpu else None, timeout=timedelta(seconds=120)
-    )
+    # Without a device, as in training: else each of Megatron's groups would connect at once.
+    dist.init_process_group("nccl" if bench.is_gpu else "gloo", timeout=timedelta(seconds=120))
     node, network = kernel_times.links(bench, ranks_per_node)
     done("collectives")
     # On the CPU what ranks send each other is the host's work too, and counted as such.

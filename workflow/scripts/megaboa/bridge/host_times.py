@@ -2,12 +2,13 @@
 
 Measured with a model so small that the GPU waits for the host: a layer is the difference between two numbers of layers,
 all else of a micro-batch is the rest. It is a model as `models.<name>.config` makes them, in Megatron's wrapper for
-data parallelism and its schedule, as in training: there hooks of every parameter cost the host more than Transformer
-Engine's layer alone would.
+data parallelism and its schedule, where hooks of every parameter cost the host more than Transformer Engine's layer
+alone would. What overlaps communication, and the reading of batches, is not in it.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +22,7 @@ from megatron.core.pipeline_parallel.schedules import get_forward_backward_func
 from transformers import AutoConfig
 
 from megaboa.bridge import wheels
-from megaboa.bridge.kernel_times import Bench
+from megaboa.bridge.kernel_times import Bench, forget_scales
 from megaboa.bridge.quiet import quietly
 from megaboa.records import Law
 
@@ -62,64 +63,84 @@ class Host:
 
 
 def measure(bench: Bench, ranks: int, each: Each) -> Host:
-    """By all ranks at the same time, of which so many share layers, or experts. `each` measures by type."""
+    """By all ranks at the same time, of which so many are of a node. `each` measures by type."""
     small = GPU if bench.is_gpu else CPU
     plain, *_ = bench.kinds
-    dense = each(lambda kind: _layer(bench, small, kind))
-    layer = dense[plain][0]
-    shared, _ = _layer(bench, small, plain, tp=ranks) if ranks > 1 else dense[plain]
-    few, many = (_layer(bench, small, plain, ep=ranks, experts=experts)[0] - layer for experts in small.experts)
+    sharing = shared_by(ranks)
+    with _groups(small):
+        dense = each(lambda kind: _layer(bench, small, kind))
+    layer, rest = shared, _ = dense[plain]
+    if sharing > 1:
+        with _groups(small, tp=sharing):
+            shared, _ = _layer(bench, small, plain, tp=sharing)
+    with _groups(small, ep=sharing):
+        few, many = (_layer(bench, small, plain, ep=sharing, experts=number)[0] - layer for number in small.experts)
     group = max(0.0, (many - few) / (small.experts[1] - small.experts[0]))
     return Host(
         layer={kind: seconds for kind, (seconds, _) in dense.items()},
         tensor_host=max(0.0, shared - layer),
         experts_host=Law(rate=1e30, latency=max(0.0, few - (small.experts[0] - 1) * group), group=group),
-        micro_batch=dense[plain][1],
+        micro_batch=rest,
     )
+
+
+def shared_by(ranks: int) -> int:
+    """How many share a layer: its heads must be a multiple, and the host's time hardly depends on it."""
+    return next(number for number in (4, 2, 1) if ranks % number == 0)
+
+
+@contextlib.contextmanager
+def _groups(small: Small, tp: int = 1, ep: int = 1) -> Iterator[None]:
+    """Once for all models of a layout: NCCL keeps what each group has."""
+    with quietly():
+        provider(small, small.layers[0], tp, ep).initialize_model_parallel(seed=1, create_gloo_process_groups=False)
+    try:
+        yield
+    finally:
+        parallel_state.destroy_model_parallel()
 
 
 def _layer(bench: Bench, small: Small, kind: str, tp: int = 1, ep: int = 1, experts: int = 0) -> tuple[float, float]:
     """Seconds of a layer, and of what else a micro-batch has."""
     with quietly():
         # The larger one first: Megatron's table of experts' losses has as many rows as the first model has layers.
-        more, fewer = (_seconds(bench, small, kind, layers, tp, ep, experts) for layers in small.layers)
+        more, fewer = (_seconds(bench, small, kind, provider(small, n, tp, ep, experts)) for n in small.layers)
     layer = (more - fewer) / (small.layers[0] - small.layers[1])
     return layer, max(0.0, fewer - small.layers[1] * layer)
 
 
-def _seconds(bench: Bench, small: Small, kind: str, layers: int, tp: int, ep: int, experts: int) -> float:
+def _seconds(bench: Bench, small: Small, kind: str, made: Any) -> float:
     """Of a micro-batch."""
-    made = _provider(small, layers, experts * ep)
-    made.tensor_model_parallel_size, made.sequence_parallel = tp, tp > 1
-    made.expert_model_parallel_size = ep
     ddp = DistributedDataParallelConfig(use_distributed_optimizer=True, grad_reduce_in_fp32=True)
     if precision := PRECISIONS[kind]:
-        get_mixed_precision_config(precision).setup(made, ddp_config=ddp)
+        mixed = get_mixed_precision_config(precision)
+        mixed.finalize()
+        mixed.setup(made, ddp_config=ddp)
     made.finalize()
     wheels.without_missing_kernels(made)
-    made.initialize_model_parallel(seed=1)
+    model = made.provide_distributed_model(ddp)
+    made.no_sync_func = model[0].no_sync
+    data = _same(bench, small.tokens)
+
+    def step() -> None:
+        get_forward_backward_func()(
+            forward_step_func=_forward,
+            data_iterator=data,
+            model=model,
+            num_microbatches=small.micro_batches,
+            seq_length=small.tokens,
+            micro_batch_size=1,
+            forward_only=False,
+        )
+
     try:
-        model = made.provide_distributed_model(ddp)
-        made.no_sync_func = model[0].no_sync
-        data = _same(bench, small.tokens)
-
-        def step() -> None:
-            get_forward_backward_func()(
-                forward_step_func=_forward,
-                data_iterator=data,
-                model=model,
-                num_microbatches=small.micro_batches,
-                seq_length=small.tokens,
-                micro_batch_size=1,
-                forward_only=False,
-            )
-
         return bench.host(step, times=3) / small.micro_batches
     finally:
-        parallel_state.destroy_model_parallel()
+        forget_scales()
 
 
-def _provider(small: Small, layers: int, experts: int) -> Any:
+def provider(small: Small, layers: int, tp: int = 1, ep: int = 1, experts: int = 0) -> Any:
+    """`experts`: of each rank; tokens are spread evenly over all."""
     sizes = {
         "num_hidden_layers": layers,
         "hidden_size": small.width,
@@ -134,10 +155,13 @@ def _provider(small: Small, layers: int, experts: int) -> Any:
     family, name = "qwen3", "Qwen3ForCausalLM"
     if experts:
         family, name = "qwen3_moe", "Qwen3MoeForCausalLM"
-        sizes |= {"num_experts": experts, "num_experts_per_tok": 2, "moe_intermediate_size": small.width}
+        sizes |= {"num_experts": experts * ep, "num_experts_per_tok": 2, "moe_intermediate_size": small.width}
     config = AutoConfig.for_model(family, architectures=[name], **sizes)
     made = AutoBridge.from_hf_config(config).to_megatron_provider(load_weights=False)
     made.seq_length = small.tokens
+    made.tensor_model_parallel_size, made.sequence_parallel = tp, tp > 1
+    made.expert_model_parallel_size = ep
+    made.moe_router_force_load_balancing = bool(experts)
     return made
 
 

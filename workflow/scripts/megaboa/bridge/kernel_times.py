@@ -26,6 +26,7 @@ from megaboa.records import Law, Link, Point
 try:
     import transformer_engine.pytorch as te
     from transformer_engine.common import recipe as te_recipes
+    from transformer_engine.pytorch.fp8 import FP8GlobalStateManager
 except (ImportError, OSError):  # as on the CPU
     te = te_recipes = None
 
@@ -174,7 +175,14 @@ def products(bench: Bench, kind: str) -> Law:
         name = f"{tokens} x {outputs} x {inputs}"
         points.append(Point(name=name, work=2.0 * tokens * outputs * inputs, values=values, seconds=seconds))
         del x, gradient, layer, once
+    forget_scales()
     return fitted(points)
+
+
+def forget_scales() -> None:
+    """Transformer Engine keeps those of every layer with delayed scaling, and updates them in all later ones."""
+    if te is not None:
+        FP8GlobalStateManager.reset()
 
 
 def _linear(bench: Bench, inputs: int, outputs: int, kind: str) -> Any:

@@ -147,9 +147,15 @@ class _Model:
         for (sparse, again), number in self.layers_of(stage).items():
             there, back = self.layer(sparse, again)
             forward, backward = forward + there * number, backward + back * number
-        for part, times in ((work.embedding, stage.embedding), (work.loss, stage.loss * (1 + stage.mtp))):
+        # The host is ahead of a model's last kernels, which are long, as often as of its layers'.
+        outside = (
+            (work.embedding, stage.embedding, 0.0),
+            (work.loss, stage.loss, self.outside()),
+            (work.loss, stage.loss * stage.mtp, 0.0),
+        )
+        for part, times, host in outside:
             if times:
-                there, back = self.part(part(self.f), self.outside() / 2)
+                there, back = self.part(part(self.f), host)
                 forward, backward = forward + there * times, backward + back * times
         gradients = self.trained(stage).total * ACCUMULATED / self.known.memory.rate
         return forward, backward + Step(memory=gradients)

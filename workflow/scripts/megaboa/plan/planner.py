@@ -26,6 +26,10 @@ from megaboa.plan.plan import Plan, Run
 from megaboa.records import AgreementSpec, Tree
 
 MAX_RUNS = 100_000
+GATHERED = (
+    "checkpoint.reshardable is true, as another run continues from this one in another layout: at each save every rank "
+    "gathers the optimizer's state of its stage in the host's memory, 12 bytes per parameter"
+)
 
 
 def make_plan(loaded: LoadedExperiment, results: Path | str = "results", only: Collection[str] = ()) -> Plan:
@@ -141,7 +145,10 @@ class _Planner:
         if not any(run.config.continue_from for run in runs):
             return runs
         by_name = {choice.name: choice for choice in choices}
-        runs = saved_for_other_layouts(str(self.base.experiment), runs)
+        before, runs = runs, saved_for_other_layouts(str(self.base.experiment), runs)
+        for run, told in zip(before, runs, strict=True):
+            if told is not run and run.launch.checkpoint.get("reshardable") is False:
+                self.each.warnings.setdefault(GATHERED, []).append(run.name)
 
         def complain(run: Run, path: TreePath, message: str) -> None:
             self.problems.add(self.problems.place_of(path, by_name[run.name]), message, run.name)

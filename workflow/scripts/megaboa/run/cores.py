@@ -1,22 +1,28 @@
 """Which processors each rank is bound to where one task starts all ranks of a node. Standard library only.
 
 As a scheduler binds tasks: a rank's threads and their memory stay on one socket, next to its GPU where the driver says
-which processors those are.
+which processors those are. `python -m megaboa.run.cores` prints the latter: what hangs or crashes in a driver must not
+touch the training.
 """
 
 from __future__ import annotations
 
+import json
 import os
-from collections import defaultdict
+import subprocess
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import groupby, pairwise
 from pathlib import Path
 
-from megaboa.run import gpu_sampler
+from megaboa.run import gpus
 from megaboa.run.nvml import Nvml, NvmlError
 
 TOPOLOGY = "/sys/devices/system/cpu/cpu{}/topology/{}"
+SCRIPTS = Path(__file__).parents[2]
+DRIVER_SECONDS = 15.0
 
-type Place = tuple[int, ...]
+type Place = tuple[int, int, int]  # socket, core, processor
 
 
 def of_ranks(ranks: int, given: int, environment: Mapping[str, str]) -> list[set[int]]:
@@ -25,42 +31,69 @@ def of_ranks(ranks: int, given: int, environment: Mapping[str, str]) -> list[set
     allowed = os.sched_getaffinity(0)
     if ranks == 1 or len(allowed) != given or len(allowed) < ranks:
         return []
-    return shares(allowed, ranks, near_gpus(ranks, environment.get("CUDA_VISIBLE_DEVICES")), place)
+    return shares(allowed, ranks, _asked(environment), place)
 
 
 def shares(
     allowed: Collection[int], ranks: int, near: Sequence[set[int]], place: Callable[[int], Place]
 ) -> list[set[int]]:
-    """Of equal size, of neighbours, and each near the rank's GPU where there are enough for all that are near it."""
-    members: dict[frozenset[int], list[int]] = defaultdict(list)
-    for rank, some in enumerate(near):
-        members[frozenset(some & set(allowed))].append(rank)
-    enough = all(len(some) >= len(those) for some, those in members.items())
-    apart = sum(map(len, members)) == len(frozenset[int]().union(*members))
-    if len(near) != ranks or not enough or not apart:
-        members = {frozenset(allowed): list(range(ranks))}
-    found: list[set[int]] = [set() for _ in range(ranks)]
-    for some, those in members.items():
-        ordered = sorted(some, key=place)
-        for number, rank in enumerate(those):
-            begin, end = (len(ordered) * part // len(those) for part in (number, number + 1))
-            found[rank] = set(ordered[begin:end])
-    return found
+    """Neighbours, whole cores where there are enough, as many for each as can be; of these parts each rank gets the one
+    that is nearest to its GPU."""
+    ordered = sorted(allowed, key=place)
+    cores = [list(some) for _, some in groupby(ordered, key=lambda one: place(one)[:2])]
+    units = cores if len(cores) >= ranks else [[one] for one in ordered]
+    bounds = [len(units) * rank // ranks for rank in range(ranks + 1)]
+    parts = [set().union(*units[begin:end]) for begin, end in pairwise(bounds)]
+    if len(near) != ranks:
+        return parts
+    return [_taken(parts, some, place) for some in near]
+
+
+def _taken(parts: list[set[int]], near: set[int], place: Callable[[int], Place]) -> set[int]:
+    """The nearest part, which the others don't get: of the same processors, or of the same socket."""
+
+    def nearness(part: set[int]) -> tuple[int, bool]:
+        sockets = [{place(one)[0] for one in some} for some in (part, near)]
+        return len(part & near), bool(sockets[0] & sockets[1])
+
+    best = max(parts, key=nearness)
+    parts.remove(best)
+    return best
 
 
 def place(processor: int) -> Place:
     """Threads of a core are neighbours, and cores of a socket."""
     try:
-        names = ("physical_package_id", "core_id")
-        return (*(int(Path(TOPOLOGY.format(processor, name)).read_text()) for name in names), processor)
+        socket, core = (
+            int(Path(TOPOLOGY.format(processor, name)).read_text()) for name in ("physical_package_id", "core_id")
+        )
+        return socket, core, processor
     except (OSError, ValueError):
-        return (0, processor, processor)
+        return 0, processor, processor
 
 
-def near_gpus(ranks: int, shown: str | None) -> list[set[int]]:
-    """Processors near the GPU of each rank; empty where the driver can't be asked."""
+def near_gpus(shown: str | None) -> list[set[int]]:
+    """Processors near each GPU that CUDA shows, in CUDA's order. `shown`: CUDA_VISIBLE_DEVICES."""
+    there = Nvml().gpus()
+    if shown is None:
+        return [gpu.processors for gpu in there]
+    names: list[gpus.Gpu] = [{"index": str(gpu.index), "uuid": gpu.uuid} for gpu in there]
+    return [there[names.index(gpu)].processors for name in shown.split(",") for gpu in gpus.visible(names, name)]
+
+
+def _asked(environment: Mapping[str, str]) -> list[set[int]]:
+    """In a process of its own; nothing where that fails."""
+    words = [sys.executable, "-m", "megaboa.run.cores"]
+    inside = {**environment, "PYTHONPATH": str(SCRIPTS)}
     try:
-        found = [gpu.processors for gpu in gpu_sampler.ours(Nvml().gpus(), ranks, shown)]
-    except NvmlError:
+        done = subprocess.run(words, env=inside, capture_output=True, text=True, timeout=DRIVER_SECONDS, check=True)
+        return [set(some) for some in json.loads(done.stdout)]
+    except (OSError, ValueError, subprocess.SubprocessError):
         return []
-    return [some for some in found if some]
+
+
+if __name__ == "__main__":
+    try:
+        print(json.dumps([sorted(some) for some in near_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"))]))
+    except NvmlError as error:
+        sys.exit(str(error))

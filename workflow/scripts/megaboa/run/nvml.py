@@ -204,7 +204,7 @@ class Gpu:
 
     @property
     def pcie_replays(self) -> int | None:
-        """Packets that had to be sent again since the driver was loaded."""
+        """Since the driver was loaded."""
         return self._number("nvmlDeviceGetPcieReplayCounter")
 
     @property

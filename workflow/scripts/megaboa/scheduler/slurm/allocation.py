@@ -121,7 +121,7 @@ class Allocation:
         if one_task:
             forks = [f"--fork={self._device}"] if environment.get(FORKED) != "0" else []
             waits = [f"--wait={wait}"] if wait else []
-            binds = [] if start.cpu_bind == "none" else ["--bind"]
+            binds = [] if {"no", "none"} & set((start.cpu_bind or "").split(",")) else ["--bind"]
             spawner = [
                 command[0],
                 str(START_NODE),
