@@ -1,11 +1,11 @@
 """The host's times of layers, with two ranks that share them, as GPUs of a node do: here over gloo."""
 
 import os
-import socket
-import subprocess
 import sys
 
 import pytest
+
+from megaboa.scheduler import local
 
 pytestmark = pytest.mark.slow
 
@@ -29,22 +29,10 @@ dist.destroy_process_group()
 """
 
 
-def test_layers_that_two_ranks_share_and_experts_take_the_host_longer():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    shared = {"PYTHONPATH": os.pathsep.join(sys.path), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", MEASURE],
-            env={**os.environ, **shared, "WORLD_SIZE": "2", "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    for output, errors in [rank.communicate(timeout=300) for rank in ranks]:
-        assert output, errors
-        layer, shared_layer, experts, micro_batch = map(float, output.split())
+def test_layers_that_two_ranks_share_and_experts_take_the_host_longer(tmp_path):
+    library = {"PYTHONPATH": os.pathsep.join(sys.path)}
+    ended = local.wait(local.start([sys.executable, "-c", MEASURE], 2, tmp_path, library))
+    for log in (tmp_path / "rank-0.log", tmp_path / "rank-1.log"):
+        assert ended.ok, log.read_text()
+        layer, shared_layer, experts, micro_batch = map(float, log.read_text().splitlines()[-1].split())
         assert layer > 0 and shared_layer > 0 and experts > layer and micro_batch >= 0

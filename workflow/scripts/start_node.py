@@ -37,10 +37,6 @@ def main() -> int:
     if here is None:
         sys.exit("not started by a scheduler, so the number of this node is unknown: set launch.tasks to rank")
     environment = dict(os.environ)
-    processors = []
-    if arguments.bind:
-        processors = cores.of_ranks(arguments.ranks, here.processors, environment)
-        print("processors of each rank:", " | ".join(map(listed, processors)) or "those of the task", file=sys.stderr)
     keeper = None
     if arguments.fork:
         environment |= {FORKED: arguments.fork, KEEPER: str(os.getpid())}
@@ -53,7 +49,11 @@ def main() -> int:
                 stderr=subprocess.STDOUT,
             )
     try:
-        command, logs = arguments.command, arguments.logs
+        command, logs, processors = arguments.command, arguments.logs, []
+        if arguments.bind:  # after the keeper, which imports meanwhile
+            processors = cores.of_ranks(arguments.ranks, here.processors, environment)
+            told = " | ".join(map(listed, processors)) or "those of the task"
+            print(f"processors of each rank: {told}", file=sys.stderr, flush=True)
         if arguments.wait:
             order = order_in(arguments.wait)
             command, logs = order.command, Path(order.logs)

@@ -74,6 +74,8 @@ def _each[T](kinds: list[str], work: Callable[[str], T | None], done: Callable[[
                 raise
             done(f"{what} in {kind}: not here ({str(error).splitlines()[0][:100] if str(error) else type(error)})")
             continue
+        finally:
+            kernel_times.forget_scales()
         if one is not None:
             found[kind] = one
             done(f"{what} in {kind}")
@@ -107,8 +109,8 @@ def told(found: Calibration) -> str:
     more = [f"{found.tensor_host * 1e6:,.0f} more where ranks share it"]
     if law := found.experts_host:
         more.append(f"{law.latency * 1e6:,.0f} more with an expert, {law.group * 1e6:,.0f} with each further one")
-    lines.append(f"host: a launch {found.launch * 1e6:.1f} us, a layer {hosts}, {', '.join(more)}")
-    lines.append(f"host: a micro-batch outside its layers {found.micro_batch * 1e6:,.0f} us")
+    more.append(f"a micro-batch outside its layers {found.micro_batch * 1e6:,.0f}")
+    lines.append(f"host, in us: a launch {found.launch * 1e6:.1f}, a layer {hosts}, {', '.join(more)}")
     return "\n".join(lines)
 
 

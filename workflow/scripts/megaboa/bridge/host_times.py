@@ -69,7 +69,8 @@ def measure(bench: Bench, ranks: int, each: Each) -> Host:
     sharing = shared_by(ranks)
     with _groups(small):
         dense = each(lambda kind: _layer(bench, small, kind))
-    layer, rest = shared, _ = dense[plain]
+    layer, rest = dense[plain]
+    shared = layer
     if sharing > 1:
         with _groups(small, tp=sharing):
             shared, _ = _layer(bench, small, plain, tp=sharing)

@@ -175,7 +175,6 @@ def products(bench: Bench, kind: str) -> Law:
         name = f"{tokens} x {outputs} x {inputs}"
         points.append(Point(name=name, work=2.0 * tokens * outputs * inputs, values=values, seconds=seconds))
         del x, gradient, layer, once
-    forget_scales()
     return fitted(points)
 
 

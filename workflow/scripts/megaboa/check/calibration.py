@@ -6,7 +6,7 @@ import functools
 from dataclasses import replace
 from pathlib import Path
 
-from megaboa import files, peaks, records
+from megaboa import peaks, records
 from megaboa.errors import InputError
 from megaboa.records import Calibration, HeldBack, Law
 
@@ -57,10 +57,7 @@ def _errors(held: HeldBack) -> str:
 @functools.cache
 def _read(path: Path, _changed: int) -> Calibration:
     try:
-        values = files.read_json(path)
-        if isinstance(values, dict) and values.get(Calibration.VERSION_KEY, 0) < Calibration.VERSION:
-            raise ValueError("an earlier version wrote it, which timed the host otherwise")
-        found = records.parse(Calibration, values, path)
+        found = records.read(Calibration, path)
         if not (found.products and found.layer and {"forward", "backward"} <= found.attention.keys()):
             raise ValueError("it lacks products, layers or attention")
         return found

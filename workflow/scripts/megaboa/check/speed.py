@@ -147,7 +147,7 @@ class _Model:
         for (sparse, again), number in self.layers_of(stage).items():
             there, back = self.layer(sparse, again)
             forward, backward = forward + there * number, backward + back * number
-        # The host is ahead of a model's last kernels, which are long, as often as of its layers'.
+        # The host's work outside layers is counted at the loss, whose kernels hide it as those of layers hide theirs.
         outside = (
             (work.embedding, stage.embedding, 0.0),
             (work.loss, stage.loss, self.outside()),

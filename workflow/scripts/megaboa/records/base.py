@@ -40,6 +40,7 @@ NOT_WRITTEN = {"key": None}
 class Record:
     VERSION_KEY: ClassVar[str] = "version"
     VERSION: ClassVar[int] = 0  # raised with every change that older readers would misread
+    OLDEST: ClassVar[int] = 0  # raised where a file of an earlier version would be misread
     more: Tree = field(default_factory=dict, repr=False)
 
 
@@ -74,6 +75,8 @@ def parse[R: Record](kind: type[R], values: Any, source: str | Path) -> R:
             f"{source}: has version {version}, and this Megaboa reads {kind.__name__} up to version {kind.VERSION}: "
             "use the Megaboa that wrote it, or a newer one"
         )
+    if version < kind.OLDEST:
+        raise _no_record(kind, source, "an earlier version wrote it, and meant something else")
     required = [name for name, key in _required(kind) if key not in values]
     if required:
         raise _no_record(kind, source, f"it lacks {' and '.join(required)}")

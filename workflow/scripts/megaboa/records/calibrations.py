@@ -75,7 +75,7 @@ class Calibration(Record):
     of all others.
     """
 
-    VERSION = 2
+    VERSION = OLDEST = 2
     name: str
     gpu: str  # as resources.gpu has it, without the memory
     source: str

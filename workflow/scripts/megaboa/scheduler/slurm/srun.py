@@ -121,8 +121,14 @@ def task(environment: Mapping[str, str]) -> Task | None:
     if "SLURM_PROCID" not in environment:
         return None
     # A batch script that is one task needs none of the others.
-    names = {"SLURM_PROCID": 0, "SLURM_LOCALID": 0, "SLURM_NTASKS": 1, "SLURM_NODEID": 0, "SLURM_NNODES": 1}
-    names["SLURM_CPUS_ON_NODE"] = 0
+    names = {
+        "SLURM_PROCID": 0,
+        "SLURM_LOCALID": 0,
+        "SLURM_NTASKS": 1,
+        "SLURM_NODEID": 0,
+        "SLURM_NNODES": 1,
+        "SLURM_CPUS_ON_NODE": 0,
+    }
     return Task(*(int(environment.get(name, alone)) for name, alone in names.items()))
 
 
