@@ -216,19 +216,21 @@ class Faults:
         """That of the run's ranks: another run's may be on the host, too."""
         self.lab.on_node(host, ["pkill", "-KILL", "-f", rf"^srun {RANKS_OF.format(self.run)}"], user="root")
 
-    def signal_forked_rank(self, host: str, name: str) -> None:
+    def signal_forked_rank(self, host: str, name: str, when: Path | None = None) -> None:
         """With `launch.tasks: node`, in a first attempt: to the last child of the process that ranks are forked from,
-        which is older than what stands by."""
-        keeper = min(self._processes(host, r"megaboa\.bridge\.zygote"))
-        words = ["pkill", f"-{name}", "--newest", "-P", str(keeper), "-f", "train_rank"]
-        self.lab.on_node(host, words, user="root")
+        which is older than what stands by. `when`: as soon as that file is there, which the host itself looks for."""
+        keeper = "$(pgrep --oldest -f 'megaboa[.]bridge[.]zygote')"
+        wait = f"until [ -e {when} ]; do sleep 0.01; done; " if when else ""
+        script = f"{wait}pkill -{name} --newest -P {keeper} -f train_rank"
+        self.lab.on_node(host, ["sh", "-c", script], user="root", timeout=WAIT)
 
-    def park_until_others_stand_by(self, run: str, step: int) -> list[str]:
-        """Let a run stand still from a step on, as it would be done before a process on each of its hosts has imported
-        Bridge for the next attempt; returns these hosts."""
-        self.clone.wait_for_step(NAME, run, step)
+    def park_until_others_stand_by(self, run: str) -> list[str]:
+        """Let a run stand still after its first save, as it would be done before a process on each of its hosts has
+        imported Bridge for the next attempt; returns these hosts."""
+        self.clone.wait_for_step(NAME, run, 1)
         start = self.clone.starts(NAME, run)[0]
-        self.signal_forked_rank(start["nodes"][0], "STOP")
+        saved = self.store(run) / "checkpoints" / f"iter_{self.save_interval:07d}" / "complete.json"
+        self.signal_forked_rank(start["nodes"][0], "STOP", when=saved)
         standby = self.store(run) / "attempts" / f"{start['attempt']:02d}" / "standby"
         hosts = len(start["nodes"])
         self.clone.wait(lambda: len(list(standby.glob("keeper-*.log"))) == hosts, WAIT, "processes that stand by")

@@ -127,7 +127,7 @@ def test_a_rank_is_killed_and_copies_are_damaged(faults):
 def test_a_rank_is_killed_while_others_stand_by(faults):
     """The next attempt's ranks are forked by processes that have imported Bridge meanwhile, on each node one."""
     process = faults.start("stand-by")
-    hit = faults.kill_parked_rank(faults.park_until_others_stand_by("stand-by", SAVE_INTERVAL + 1))
+    hit = faults.kill_parked_rank(faults.park_until_others_stand_by("stand-by"))
     faults.finish("stand-by", process)
     end, attempts = faults.ends("stand-by")[0], faults.store("stand-by") / "attempts"
     assert end["cause"] == "killed" and end["action"] == "resume"

@@ -54,7 +54,7 @@ STEPS, SAVE_INTERVAL = (100, 10) if REHEARSAL else (90, 20)
 # layout is short, and has few micro-batches.
 LONG = f"training.train_iters: {STEPS}"
 SHORT = f"training.train_iters: 40, schedule.decay_iters: {STEPS}"
-MIDDLE = f"training.train_iters: {2 * SAVE_INTERVAL}, schedule.decay_iters: {STEPS}"
+MIDDLE = f"training.train_iters: {3 * SAVE_INTERVAL}, schedule.decay_iters: {STEPS}"
 FEW = "training.micro_batch_size: 16"
 # One for each rank, and one more on each GPU for a run that loses its host: who has to wait would preempt another.
 HOSTS = 16 if FOUND > 1 else 7
@@ -345,7 +345,7 @@ def lose_a_rank_and_a_host(faults: AllAtOnce) -> list[Event]:
 
 def kill_a_rank_while_others_stand_by(faults: AllAtOnce) -> float:
     """When; one other run at most starts then, so that its time until the next step is its own."""
-    hosts = faults.park_until_others_stand_by(STAND_BY, SAVE_INTERVAL + 2)
+    hosts = faults.park_until_others_stand_by(STAND_BY)
     faults.undisturbed.result()
     hit = faults.kill_parked_rank(hosts)
     faults.wait_for_end(STAND_BY, 2)

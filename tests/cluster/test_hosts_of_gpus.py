@@ -43,7 +43,7 @@ class OneAfterTheOther(Faults):
         print(f"launch.tasks: {run}", flush=True)
         process = self.start(run)
         if run == "node":
-            hit = self.kill_parked_rank(self.park_until_others_stand_by(run, SAVE_INTERVAL + 2))
+            hit = self.kill_parked_rank(self.park_until_others_stand_by(run))
         else:
             self.clone.wait_for_step(NAME, run, SAVE_INTERVAL + 2)
             host = self.clone.starts(NAME, run)[0]["nodes"][-1]
