@@ -212,6 +212,32 @@ def of_experiment(data: str, *names: str) -> Iterator[Row]:
         yield Row(data, one["name"], True, plan[one["name"]].facts, seconds, gib, one["group"])
 
 
+GPT3_7B = replace(
+    GPT2_LARGE, layers=16, hidden=4096, ffn=16384, heads=32, kv_groups=32, head_dim=128, vocab_size=50304,
+)  # fmt: skip
+
+
+def host_bound() -> Iterator[Row]:
+    """Steps that wait for the host, to be predicted with a calibration of the same machine: hosts differ by far."""
+    plan = make_plan(load([Path(__file__).parent / "host-bound.yaml"]))
+    for one in _csv("h200-host-bound.csv"):
+        name = one["name"]
+        facts = plan[name].facts
+        if name.startswith("dense"):  # of a recipe the plan knows no model
+            training = Training(gbs=16, mbs=4 if name == "dense-mbs4" else 1, seq_length=2048, precision="bf16_mixed")
+            graphs = "full_iteration" if name == "dense-graphs" else "none"
+            cluster = Cluster("cuda", 1, 2, "h200-141g")
+            facts = Facts(Layout(2, tp=2), GPT3_7B, training, Kernels(graphs=graphs), cluster=cluster)
+        # Of the last one it was learnt what a graph leaves the host of a layer with experts (ROUTED in check/speed.py).
+        held_back = name != "experts-graphs"
+        yield Row("h200-host-bound", name, held_back, facts, float(one["milliseconds"]) / 1000, float(one["gib"]))
+
+
+def same_machine() -> Calibration:
+    """What `megaboa calibrate` wrote before these rows were measured."""
+    return records.read(Calibration, HERE / "h200-host-bound.json")
+
+
 OF_BRIDGE = {
     "LLAMA3_8B": "llama3_8b",
     "LLAMA3_70B": "llama3_70b",
@@ -302,6 +328,21 @@ def table(given: list[Row], models: dict[str, Callable[[Facts], float]]) -> list
                 f"| {data} | {name} | {found.rows:,} | {found.median:.1%} | {found.worst:.0%} | {found.bias:.2f} "
                 f"| {' | '.join(cells)} |"
             )
+    return lines
+
+
+def host_table() -> list[str]:
+    """Steps that wait for the host: what is shipped knows another host."""
+    lines = [
+        "| run | measured ms | with what is shipped | error | with the machine's own | error |",
+        "|---|" + "---:|" * 5,
+    ]
+    own = same_machine()
+    for one in host_bound():
+        measured = one.seconds or 0.0
+        both = [speed.of_step(one.facts, known).seconds for known in (None, own)]
+        cells = [f"{seconds * 1000:,.0f} | {seconds / measured - 1:+.0%}" for seconds in both]
+        lines.append(f"| `{one.name}` | {measured * 1000:,.0f} | {' | '.join(cells)} |")
     return lines
 
 
@@ -404,7 +445,7 @@ def main() -> None:
         write()
     given = [one for one in rows() if one.held_back is not arguments.fit]
     models = {"before": lambda f: former_speed.of_step(f).seconds, "now": lambda f: speed.of_step(f).seconds}
-    print("\n".join([*table(given, models), "", *memory_table(given)]))
+    print("\n".join([*table(given, models), "", *memory_table(given), "", *host_table()]))
     if arguments.expect:
         print("\n".join(["", *expected([*h200(), *bridge(), *simumax()])]))
     if arguments.rows:

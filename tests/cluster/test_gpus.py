@@ -54,10 +54,9 @@ STEPS, SAVE_INTERVAL = (100, 10) if REHEARSAL else (90, 20)
 # layout is short, and has few micro-batches.
 LONG = f"training.train_iters: {STEPS}"
 SHORT = f"training.train_iters: 40, schedule.decay_iters: {STEPS}"
-MIDDLE = f"training.train_iters: {3 * SAVE_INTERVAL}, schedule.decay_iters: {STEPS}"
 FEW = "training.micro_batch_size: 16"
 # One for each rank, and one more on each GPU for a run that loses its host: who has to wait would preempt another.
-HOSTS = 16 if FOUND > 1 else 7
+HOSTS = 14 if FOUND > 1 else 7
 # More of them for the run whose hosts are checked, which return to service one by one: what is wrong with them.
 CHECKED, UNSOUND = "checked", ("gone", "slow") if FOUND > 1 else ("gone",)
 FIRST, LAST = (f"resources.constraint: gpu{number}" for number in (0, FOUND - 1))
@@ -69,7 +68,7 @@ LAYOUTS = (
     if FOUND > 1
     else {}
 )
-LOST, LATE, BLIND, STAND_BY = "lost", "late", "blind", "stand-by"
+LOST, LATE, BLIND = "lost", "late", "blind"
 RUNS = {
     # What trains on the last GPU has ended, and left its memory, before that GPU is the slow host's.
     "quiet": f"{ONE_HOST}, {LAST}, {LONG}",
@@ -79,7 +78,6 @@ RUNS = {
     LATE: f"{ONE_HOST}, {FIRST}, {LONG}, resources.partition: low, recovery.lead_minutes: 10",
     BLIND: f"{ONE_HOST}, {LONG}, launch.health_check: true, resources.constraint: {CHECKED}",
     **{run: f"{TWO_HOSTS}, {EACH}, {FEW}, {SHORT}{values}" for run, values in LAYOUTS.items()},
-    **({STAND_BY: f"{TWO_HOSTS}, {EACH}, {FEW}, {MIDDLE}, {AS_IT_LIES}, launch.tasks: node"} if FOUND > 1 else {}),
 }
 UNDISTURBED = ("quiet", "again", *LAYOUTS)
 BF16 = 5e-2  # largest difference of a step's loss between layouts
@@ -113,13 +111,10 @@ class AllAtOnce(Faults):
         self.clone.needed = self.process
         with ThreadPoolExecutor() as pool:
             self.undisturbed = pool.submit(self.wait_for, UNDISTURBED)
-            self.stand_by = pool.submit(kill_a_rank_while_others_stand_by, self) if FOUND > 1 else None
-            # From then on no rank waits for another in NCCL, which keeps a GPU as busy as work would.
-            self.free = self.stand_by or self.undisturbed
             self.refused = pool.submit(return_unsound_hosts, self, dict(zip(UNSOUND, later, strict=False)))
             self.lost = pool.submit(lose_a_rank_and_a_host, self)
             self.late = pool.submit(preempt_and_run_out_of_time, self)
-            done = [self.free, self.refused, self.lost, self.late, pool.submit(self.wait_for, (IMPORTED,))]
+            done = [self.undisturbed, self.refused, self.lost, self.late, pool.submit(self.wait_for, (IMPORTED,))]
             wait(done)
             self.admin("update", f"NodeName={later[-1]}", "State=RESUME")
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -206,18 +201,6 @@ def test_layouts_over_two_hosts_agree(faults):
 
 
 @on_two_gpus
-def test_a_rank_is_killed_while_others_stand_by(faults):
-    """`-s` prints how long each part took until the next step."""
-    hit = faults.stand_by.result()
-    faults.trained(STAND_BY)
-    end, attempts = faults.ends(STAND_BY)[0], faults.store(STAND_BY) / "attempts"
-    assert end["cause"] == "killed" and end["action"] == "resume"
-    assert (attempts / "02" / "srun.log").resolve().parent == (attempts / "01" / "standby").resolve()
-    faults.tell_phases(STAND_BY, hit)
-    assert difference_to_quiet(faults, STAND_BY) <= BF16
-
-
-@on_two_gpus
 @pytest.mark.skipif(REHEARSAL, reason="processors have no driver")
 def test_every_host_samples_its_own_gpu(faults):
     for run in LAYOUTS:
@@ -284,7 +267,7 @@ def return_unsound_hosts(faults: AllAtOnce, hosts: Mapping[str, str]) -> list[st
     faults.clone.wait(faults.refusals, WAIT, "the refusal of a host without its GPU")
     faults.tell("a host without its GPU is refused")
     if "slow" in hosts:
-        faults.free.result()
+        faults.undisturbed.result()
         options = {"host": hosts["slow"], "stdout": subprocess.PIPE, "user": "root"}
         burners = [faults.lab.popen([sys.executable, "-c", BURN], **options) for _ in range(BURNERS)]
         try:
@@ -321,7 +304,7 @@ def with_a_checkpoint(faults: AllAtOnce, run: str, attempt: int) -> tuple[str, f
 def lose_a_rank_and_a_host(faults: AllAtOnce) -> list[Event]:
     host, _ = with_a_checkpoint(faults, LOST, 1)
     faults.signal_rank(host, "STOP", LOST)  # until its host's GPU can be checked
-    faults.free.result()
+    faults.undisturbed.result()
     killed = time.time()
     faults.signal_rank(host, "KILL", LOST)
 
@@ -341,16 +324,6 @@ def lose_a_rank_and_a_host(faults: AllAtOnce) -> list[Event]:
         ("SIGKILL of the rank", "killed: starts it again in the same allocation", killed),
         ("the host loses its power", "node failure: same job on another host", crashed),
     ]
-
-
-def kill_a_rank_while_others_stand_by(faults: AllAtOnce) -> float:
-    """When; one other run at most starts then, so that its time until the next step is its own."""
-    hosts = faults.park_until_others_stand_by(STAND_BY)
-    faults.undisturbed.result()
-    hit = faults.kill_parked_rank(hosts)
-    faults.wait_for_end(STAND_BY, 2)
-    faults.tell(f"{STAND_BY} has ended")
-    return hit
 
 
 def preempt_and_run_out_of_time(faults: AllAtOnce) -> list[Event]:

@@ -35,7 +35,8 @@ UPDATED = 50  # bytes for each parameter that a rank updates: gradients are meas
 CAST = 6  # bytes for each weight in bf16 that is cast once a step: read twice, written by rows and by columns
 CAST_BY_ROW = 14e9  # weights per second: megatron-core casts those kept in FP8 as single rows (docs/benchmarks/h200.md)
 ROUTING = 60  # launches of a layer of experts that wasn't measured: routing, sorting, exchanging, both ways
-GRAPHS = {"full_iteration": 0.0, "local": 0.3, "transformer_engine": 0.3}  # of the host's time that is left
+REPLAYED = 0.3  # of the host's time of a layer's part, what its graph leaves
+ROUTED = 0.25  # of the host's time of experts, what the router takes, and the sorting behind it
 HOST_SHARE = 0.05  # of a step, from which it is uncertain
 WAITS = 2.7  # exponent: at infinity the longer of host and GPU alone would count
 FIRST_PIECE = 0.1  # of gradients or weights that are sent behind calculation
@@ -187,7 +188,7 @@ class _Model:
     def _layer(self, sparse: bool, again: bool) -> tuple[Step, Step]:
         f, kernels = self.f, self.f.kernels
         half = work.experts(f) if sparse else work.feed_forward(f)
-        host = self.host(sparse)
+        host = self.host(sparse)  # it runs ahead of the GPU, so that either half may wait for it
         first, second = self.part(work.attention(f), host / 2), self.part(half, host / 2)
         forward, backward = first[0] + second[0], first[1] + second[1]
         if again:
@@ -204,14 +205,32 @@ class _Model:
         seconds = by_type.get(self.low[0] if self.low else "", next(iter(by_type.values())))
         if self.f.layout.tp > 1:
             seconds += self.known.tensor_host
+        ahead = behind = seconds / 2
         if sparse:
             groups = (self.f.model.experts or 1) / self.f.layout.ep
-            seconds += law.seconds(0, groups=groups) if law else seconds + ROUTING * self.known.launch
-        return seconds * GRAPHS.get(self.f.kernels.graphs, 1.0)
+            behind += law.seconds(0, groups=groups) if law else seconds + ROUTING * self.known.launch
+        attention, half = self.graphed(sparse)
+        return ahead * (1 - attention) + behind * (1 - half)
+
+    def graphed(self, sparse: bool) -> tuple[float, float]:
+        """What graphs spare the host of its time for a layer's attention, and for its other half."""
+        if self.f.kernels.graphs == "none":
+            return 0.0, 0.0
+        if self.is_graphed_whole():
+            return 1.0, 1.0
+        modules, saved = self.f.kernels.graph_modules, 1 - REPLAYED
+        if not modules:  # whole layers
+            return saved, saved
+        whole = ("moe" if sparse else "mlp") in modules
+        routed = ROUTED if sparse and "moe_router" in modules else 0.0
+        return saved * ("attn" in modules), saved * (1.0 if whole else routed)
+
+    def is_graphed_whole(self) -> bool:
+        return "full_iteration" in (self.f.kernels.graphs, *self.f.kernels.graph_modules)
 
     def outside(self) -> float:
         """The same outside a micro-batch's layers, which only a graph of the whole iteration spares the host."""
-        return 0.0 if self.f.kernels.graphs == "full_iteration" else self.known.micro_batch
+        return 0.0 if self.is_graphed_whole() else self.known.micro_batch
 
     def part(self, one: Part, host: float) -> tuple[Step, Step]:
         """Forward, and backward: two products for each, or one where weights are frozen."""
