@@ -57,8 +57,9 @@ class OneAfterTheOther(Faults):
             said = ", ".join(f"{name} {moment - start['time']:.1f}" for name, moment in phases)
             print(f"attempt {start['attempt']}, seconds from its start: {said}")
         self.tell_phases(run, hit)
-        seconds = [step["seconds"] for step in self.clone.steps(NAME, run, again["attempt"])[5:]]
-        print(f"median step: {1000 * statistics.median(seconds):.1f} ms")
+        for start in (first, again):
+            seconds = [step["seconds"] for step in self.clone.steps(NAME, run, start["attempt"])[5:]]
+            print(f"attempt {start['attempt']}, median step: {1000 * statistics.median(seconds):.1f} ms")
 
 
 @pytest.fixture(scope="module")
