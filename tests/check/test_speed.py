@@ -185,3 +185,28 @@ def test_a_calibration_of_an_earlier_version_is_refused(tmp_path, monkeypatch):
     write_json(tmp_path / "calibrations" / "h200.json", values | {"version": 1})
     with pytest.raises(InputError, match=r"an earlier version wrote it.*call `megaboa calibrate` again"):
         calibration.of("h200-141g")
+
+
+def test_a_graph_spares_the_host_what_is_in_it():
+    small = {"hidden": 256, "ffn": 512, "heads": 4, "kv_groups": 4, "head_dim": 64, "seq_length": 256}
+    experts = {**small, "experts": 64, "topk": 6, "moe_ffn": 128, "ep": 2}
+    law = Law(rate=1e30, latency=1.0)  # so long that nothing else counts
+    known = dataclasses.replace(calibration.of("h200-141g"), layer={"bf16": 1.0}, micro_batch=0.0, experts_host=law)
+
+    def left(given, graphs, *modules):
+        """Of the host's time without a graph."""
+        hosts = [
+            speed.of_step(of(**given, graphs=one, graph_modules=some), known).host
+            for one, some in ((graphs, modules), ("none", ()))
+        ]
+        return hosts[0] / hosts[1]
+
+    spared = 1 - speed.REPLAYED
+    assert left(small, "transformer_engine") == pytest.approx(1 - spared, rel=0.01)
+    assert left(small, "transformer_engine", "attn") == pytest.approx(1 - spared / 2, rel=0.01)
+    assert left(small, "transformer_engine", "attn", "mlp") == pytest.approx(1 - spared, rel=0.01)
+    of_experts = 0.75  # a half of a layer, and as long as a whole one
+    router = left(experts, "transformer_engine", "moe_router", "moe_preprocess")
+    assert router == pytest.approx(1 - spared * of_experts * speed.ROUTED, rel=0.01)
+    assert left(experts, "transformer_engine", "moe") == pytest.approx(1 - spared * of_experts, rel=0.01)
+    assert left(small, "local", "full_iteration") == left(experts, "full_iteration") == 0
