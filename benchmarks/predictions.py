@@ -223,7 +223,7 @@ def host_bound() -> Iterator[Row]:
     for one in _csv("h200-host-bound.csv"):
         name = one["name"]
         facts = plan[name].facts
-        if name.startswith("dense"):  # of a recipe the plan knows no model
+        if name.startswith("dense"):  # the plan doesn't know the model of a recipe
             training = Training(gbs=16, mbs=4 if name == "dense-mbs4" else 1, seq_length=2048, precision="bf16_mixed")
             graphs = "full_iteration" if name == "dense-graphs" else "none"
             cluster = Cluster("cuda", 1, 2, "h200-141g")
@@ -406,7 +406,7 @@ def ranked(count: int = 10_000) -> tuple[int, float]:
 def checked() -> dict[str, Calibration]:
     """The shipped calibrations, by GPU, with their errors."""
     found = defaultdict(list)
-    for one in rows():
+    for one in (*rows(), *host_bound()):
         if one.held_back and one.seconds:
             found[str(one.facts.cluster.gpu).split("-")[0]].append(one)
     return {gpu: _checked(gpu, given) for gpu, given in found.items()}

@@ -218,14 +218,16 @@ class Faults:
 
     def signal_forked_rank(self, host: str, name: str, when: Path | None = None) -> None:
         """With `launch.tasks: node`, in a first attempt: to the last child of the process that ranks are forked from,
-        which is older than what stands by. `when`: as soon as that file is there, which the host itself looks for."""
+        which is older than what stands by. With `when`, the host waits for that file first."""
         keeper = "$(pgrep --oldest -f 'megaboa[.]bridge[.]zygote')"
-        wait = f"until [ -e {when} ]; do sleep 0.01; done; " if when else ""
+        wait = (
+            f"for try in $(seq 12000); do [ -e {when} ] && break; sleep 0.01; done; [ -e {when} ] && " if when else ""
+        )
         script = f"{wait}pkill -{name} --newest -P {keeper} -f train_rank"
         self.lab.on_node(host, ["sh", "-c", script], user="root", timeout=WAIT)
 
     def park_until_others_stand_by(self, run: str) -> list[str]:
-        """Let a run stand still after its first save, as it would be done before a process on each of its hosts has
+        """Let a run stand still after its first save, else it would end before a process on each of its hosts has
         imported Bridge for the next attempt; returns these hosts."""
         self.clone.wait_for_step(NAME, run, 1)
         start = self.clone.starts(NAME, run)[0]

@@ -36,7 +36,7 @@ CAST = 6  # bytes for each weight in bf16 that is cast once a step: read twice, 
 CAST_BY_ROW = 14e9  # weights per second: megatron-core casts those kept in FP8 as single rows (docs/benchmarks/h200.md)
 ROUTING = 60  # launches of a layer of experts that wasn't measured: routing, sorting, exchanging, both ways
 REPLAYED = 0.3  # of the host's time of a layer's part, what its graph leaves
-ROUTED = 0.25  # of the host's time of experts, what the router takes, and the sorting behind it
+ROUTED = 0.15  # of the host's time of the half with experts, what the router takes, and the sorting behind it
 HOST_SHARE = 0.05  # of a step, from which it is uncertain
 WAITS = 2.7  # exponent: at infinity the longer of host and GPU alone would count
 FIRST_PIECE = 0.1  # of gradients or weights that are sent behind calculation
@@ -188,7 +188,7 @@ class _Model:
     def _layer(self, sparse: bool, again: bool) -> tuple[Step, Step]:
         f, kernels = self.f, self.f.kernels
         half = work.experts(f) if sparse else work.feed_forward(f)
-        host = self.host(sparse)  # it runs ahead of the GPU, so that either half may wait for it
+        host = self.host(sparse)  # which runs ahead of the GPU: its time isn't bound to the half that caused it
         first, second = self.part(work.attention(f), host / 2), self.part(half, host / 2)
         forward, backward = first[0] + second[0], first[1] + second[1]
         if again:
@@ -226,7 +226,8 @@ class _Model:
         return saved * ("attn" in modules), saved * (1.0 if whole else routed)
 
     def is_graphed_whole(self) -> bool:
-        return "full_iteration" in (self.f.kernels.graphs, *self.f.kernels.graph_modules)
+        kernels = self.f.kernels
+        return kernels.graphs != "none" and "full_iteration" in (kernels.graphs, *kernels.graph_modules)
 
     def outside(self) -> float:
         """The same outside a micro-batch's layers, which only a graph of the whole iteration spares the host."""
