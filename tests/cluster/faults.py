@@ -220,11 +220,11 @@ class Faults:
         """With `launch.tasks: node`, in a first attempt: to the last child of the process that ranks are forked from,
         which is older than what stands by. With `when`, the host waits for that file first."""
         keeper = "$(pgrep --oldest -f 'megaboa[.]bridge[.]zygote')"
-        wait = (
-            f"for try in $(seq 12000); do [ -e {when} ] && break; sleep 0.01; done; [ -e {when} ] && " if when else ""
-        )
-        script = f"{wait}pkill -{name} --newest -P {keeper} -f train_rank"
-        self.lab.on_node(host, ["sh", "-c", script], user="root", timeout=WAIT)
+        signal_it = f"pkill -{name} --newest -P {keeper} -f train_rank"
+        if when:
+            self._do_when_there(host, when, signal_it)
+        else:
+            self.lab.on_node(host, ["bash", "-c", signal_it], user="root")
 
     def park_until_others_stand_by(self, run: str) -> list[str]:
         """Let a run stand still after its first save, else it would end before a process on each of its hosts has
@@ -247,6 +247,11 @@ class Faults:
         if len(hosts) > 1:
             self.signal_forked_rank(hosts[0], "CONT")  # else it would be given its time for last words, and have none
         return hit
+
+    def was_started_by_what_stood_by(self, run: str) -> bool:
+        """Its second attempt."""
+        attempts = self.store(run) / "attempts"
+        return (attempts / "02" / "srun.log").resolve().parent == (attempts / "01" / "standby").resolve()
 
     def has_imported(self, host: str) -> bool:
         """The last process there that keeps ranks has worked for a second or more, and does nothing now."""
@@ -336,8 +341,10 @@ class Faults:
 
     def signal_rank_when_there(self, run: str, host: str, path: Path, name: str) -> None:
         """To the rank on a host, as soon as a file is there: who waits is on that host and knows its process."""
-        kill = f"kill -{name} {min(self.ranks(host, run))}"
-        wait = f"for try in $(seq 12000); do [ -e {path} ] && exec {kill}; sleep 0.01; done"
+        self._do_when_there(host, path, f"kill -{name} {min(self.ranks(host, run))}")
+
+    def _do_when_there(self, host: str, path: Path, command: str) -> None:
+        wait = f"for try in $(seq 12000); do [ -e {path} ] && exec {command}; sleep 0.01; done"
         self.lab.on_node(host, ["bash", "-c", f"{wait}; exit 1"], user="root", timeout=WAIT)
 
     def keep_on(self, disk: Path, run: str) -> None:

@@ -84,9 +84,7 @@ def test_ranks_continue_after_one_is_killed_which_is_named(faults, run):
     host = faults.lab.nodes[-1]
     assert any(f"rank {rank} on {host} was killed by SIGKILL" in end["detail"] for rank in ranks), end
     assert len({start["job"] for start in faults.clone.starts(NAME, run)}) == 1
-    attempts = faults.store(run) / "attempts"
-    stood_by = (attempts / "02" / "srun.log").resolve().parent == (attempts / "01" / "standby").resolve()
-    assert stood_by == (run == "node")
+    assert faults.was_started_by_what_stood_by(run) == (run == "node")
     assert faults.lost_steps(run) <= 2 * SAVE_INTERVAL  # the last save may have been in the background still
 
 

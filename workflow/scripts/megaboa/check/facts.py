@@ -131,6 +131,11 @@ class Kernels:
     grad_overlap: bool | None = None  # overlap_grad_reduce; None: Bridge's default
     gather_overlap: bool | None = None  # overlap_param_gather
 
+    @property
+    def is_graphed_whole(self) -> bool:
+        """The whole iteration, by its name now and by its older one."""
+        return self.graphs == "full_iteration" or self.graph_modules == ("full_iteration",)
+
 
 @dataclass(frozen=True)
 class Profiling:

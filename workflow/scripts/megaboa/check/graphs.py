@@ -114,15 +114,10 @@ def full_recomputation_needs_a_full_graph(f: Facts) -> Broken | None:
     return Broken("model.cuda_graph_impl", text, ("none", "full_iteration"))
 
 
-def _is_full(f: Facts) -> bool:
-    """Of the whole iteration, by its name now and by its older one."""
-    return f.kernels.graphs == "full_iteration" or f.kernels.graph_modules == ("full_iteration",)
-
-
 def full_graph_has_no_nan_check(f: Facts) -> Broken | None:
     """A graph of the full iteration can't inspect values: ConfigContainer.validate asserts that the check for NaN
     is off."""
-    if not _is_full(f) or not f.kernels.nan_check:
+    if not f.kernels.is_graphed_whole or not f.kernels.nan_check:
         return None
     return Broken("rerun_state_machine.check_for_nan_in_loss", "true with a graph of the full iteration", (False,))
 
@@ -131,7 +126,7 @@ def full_graph_waits_for_no_message(f: Facts) -> Broken | None:
     """Stages of a pipeline without vpp wait for the GPU after every message (p2p_communication.py), which is not
     allowed while a graph is recorded.
     """
-    if not _is_full(f) or f.layout.pp == 1 or f.layout.vpp or not f.kernels.waits_for_messages:
+    if not f.kernels.is_graphed_whole or f.layout.pp == 1 or f.layout.vpp or not f.kernels.waits_for_messages:
         return None
     return Broken("model.batch_p2p_sync", f"true with a graph of the full iteration and pp: {f.layout.pp}", (False,))
 
@@ -143,7 +138,7 @@ def full_graph_has_whole_blocks_of_attention(f: Facts) -> Broken | None:
     """
     cut = 1 if f.layout.cp == 1 or f.layout.cp_comm == "a2a" else 2 * f.layout.cp  # all-to-all exchanges heads instead
     length, unit = f.training.seq_length, ATTENTION_BLOCK * cut
-    if not _is_full(f) or not _may_be_cudnn(f) or length is None or length % unit == 0:
+    if not f.kernels.is_graphed_whole or not _may_be_cudnn(f) or length is None or length % unit == 0:
         return None
     text = f"{length} with a graph of the full iteration needs cuDNN 9.15.1 or later, or other attention"
     return warning("training.seq_length", f"{text} (model.attention_backend: flash, unfused)", multiples(length, unit))
@@ -161,7 +156,7 @@ def full_graph_has_no_straggler_detector(f: Facts) -> Broken | None:
     """Megatron's straggler detector reads the start and end times of forward passes from CUDA events, which a graph
     can't provide.
     """
-    if not _is_full(f) or not f.kernels.stragglers:
+    if not f.kernels.is_graphed_whole or not f.kernels.stragglers:
         return None
     return Broken("straggler.log_straggler", "true with a graph of the full iteration", (False,))
 

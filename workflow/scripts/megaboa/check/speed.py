@@ -214,24 +214,21 @@ class _Model:
 
     def graphed(self, sparse: bool) -> tuple[float, float]:
         """What graphs spare the host of its time for a layer's attention, and for its other half."""
-        if self.f.kernels.graphs == "none":
-            return 0.0, 0.0
-        if self.is_graphed_whole():
+        kernels = self.f.kernels
+        if kernels.is_graphed_whole:
             return 1.0, 1.0
-        modules, saved = self.f.kernels.graph_modules, 1 - REPLAYED
+        if kernels.graphs == "none":
+            return 0.0, 0.0
+        modules, saved = kernels.graph_modules, 1 - REPLAYED
         if not modules:  # whole layers
             return saved, saved
         whole = ("moe" if sparse else "mlp") in modules
         routed = ROUTED if sparse and "moe_router" in modules else 0.0
         return saved * ("attn" in modules), saved * (1.0 if whole else routed)
 
-    def is_graphed_whole(self) -> bool:
-        kernels = self.f.kernels
-        return kernels.graphs != "none" and "full_iteration" in (kernels.graphs, *kernels.graph_modules)
-
     def outside(self) -> float:
         """The same outside a micro-batch's layers, which only a graph of the whole iteration spares the host."""
-        return 0.0 if self.is_graphed_whole() else self.known.micro_batch
+        return 0.0 if self.f.kernels.is_graphed_whole else self.known.micro_batch
 
     def part(self, one: Part, host: float) -> tuple[Step, Step]:
         """Forward, and backward: two products for each, or one where weights are frozen."""
