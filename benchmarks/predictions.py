@@ -127,11 +127,11 @@ MODELS = {
     ),
     "qwen3_30b": Model(
         layers=48, hidden=2048, ffn=6144, heads=32, kv_groups=4, head_dim=128, vocab_size=151936, vocab_rows=151936,
-        tied=False, experts=128, topk=8, moe_ffn=768,
+        tied=False, experts=128, topk=8, moe_ffn=768, qk_norm=True,
     ),
     "qwen3_235b": Model(
         layers=94, hidden=4096, ffn=12288, heads=64, kv_groups=4, head_dim=128, vocab_size=151936, vocab_rows=151936,
-        tied=False, experts=128, topk=8, moe_ffn=1536,
+        tied=False, experts=128, topk=8, moe_ffn=1536, qk_norm=True,
     ),
 }  # fmt: skip
 

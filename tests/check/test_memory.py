@@ -104,14 +104,20 @@ def test_gradients_that_are_reduced_in_16_bits_take_two_bytes():
 
 
 def test_a_fused_gradient_leaves_one_unused_tensor_for_every_shape_of_weights():
-    """Transformer Engine's dummy gradients, which all layers share; experts of one shape too."""
+    """Transformer Engine's dummy gradients, which all layers share; experts of one shape too. And the output layer's."""
     dense = [6144 * 4096, 4096 * 4096, 2 * 14336 * 4096, 14336 * 4096]
-    assert of(LLAMA_8B, Kernels(gradient_fusion=True)).workspace == pytest.approx(0.17e9 + 2 * sum(dense))
+    fused = Kernels(gradient_fusion=True)
+    assert of(LLAMA_8B, fused).workspace == pytest.approx(0.17e9 + 2 * (sum(dense) + 128256 * 4096))
     assert of(LLAMA_8B).workspace == 0.17e9
-    experts = of(MIXTRAL, Kernels(gradient_fusion=True), ep=8).workspace
-    assert experts == pytest.approx(
-        0.17e9 + 2 * sum(dense)
-    )  # each expert's weights have the shape of the dense layer's
+    experts = of(MIXTRAL, fused, ep=8).workspace  # each expert's weights have the shape of the dense layer's
+    assert experts == pytest.approx(0.17e9 + 2 * (sum(dense) + 32000 * 4096))
+    first, last = memory.every_stage(Facts(Layout(64, pp=2), LLAMA_8B, TRAINING, fused))
+    assert last.workspace - first.workspace == pytest.approx(2 * 128256 * 4096)
+
+
+def test_queries_and_keys_are_kept_a_second_time_only_if_they_are_normed():
+    normed = dataclasses.replace(LLAMA_8B, qk_norm=True)
+    assert of(normed).activations - of(LLAMA_8B).activations == pytest.approx(32 * 4096 * 2 * 128 * (32 + 8))
 
 
 def test_quantized_copies_of_weights_in_bf16_are_kept():
@@ -257,7 +263,7 @@ def test_megatron_fsdp_gathers_whole_layers_ahead():
     assert later.weights == pytest.approx(few_words.weights)
     assert later.activations == pytest.approx(of(LLAMA_8B, recomputed).activations * 27 / 32)
     many_words = of(LLAMA_8B, **whole)  # when the loss is calculated
-    assert many_words.weights == pytest.approx(2 * (8.03e9 / 64 + 2 * 128256 * 4096 + layer), rel=0.01)
+    assert many_words.weights == pytest.approx(2 * (8.03e9 / 64 + 2 * 128256 * 4096), rel=0.01)
     plain, shared = of(LLAMA_8B), of(LLAMA_8B, fsdp="megatron", fsdp_sharding="optim")
     assert (shared.weights, shared.optimizer) == pytest.approx((plain.weights, plain.optimizer))
     assert shared.gradients == pytest.approx(plain.gradients / 2)  # in bf16

@@ -14,8 +14,9 @@ from megaboa.check.parameters import is_sparse, vocabulary_rows
 from megaboa.check.stages import Stage
 
 # Bytes for each logit while the loss is calculated: the logits, their exponentials and their gradient. "ours", which is
-# megaboa.bridge.kernels "loss", keeps the first and the last, in 16 bits each.
-LOSS_BYTES = {"native": 10, "te": 6, "unfused": 14, "ours": 4}
+# megaboa.bridge.kernels "loss", keeps the first and the last, in 16 bits each; so does Transformer Engine since 2.18
+# (triton/cross_entropy.py, cross_entropy_forward).
+LOSS_BYTES = {"native": 10, "te": 4, "unfused": 14, "ours": 4}
 LOW = {"fp8": 1.0, "mxfp8": 1.0 + 1 / 32, "nvfp4": 0.5 + 1 / 16}  # bytes per value, scales included
 
 
@@ -65,19 +66,20 @@ def attention_bytes(f: Facts, layer: int = 0) -> float:
     model, tokens = f.model, _tokens(f)
     hidden, width, tp = model.hidden or 0, _width(f), f.layout.tp
     low = _low(f, width) if in_low_precision(f, layer) else width
-    norm = hidden * (width / _shared(f) + _kept("layernorm", f, low) / _normed(f))
+    norm = hidden * (width / _shared(f) + _kept("layernorm", f, low) * _normed(f))
     mask = hidden * (model.dropout > 0) / _shared(f)
     statistics = 4 * (model.heads or 0) / tp
     return tokens * (norm + mask + statistics + (_latent(f) if model.latent else _grouped(f)))
 
 
 def _grouped(f: Facts) -> float:
-    """Per token: queries, keys and values from one product, a second copy after rotary positions, and the output."""
+    """Per token: queries, keys, values, and the output. What rotary positions turn isn't kept (Transformer Engine's
+    rope.py, FusedRoPEFunc), unless queries and keys were normed before: then these are kept both ways."""
     model, width, tp = f.model, _width(f), f.layout.tp
     head, heads = model.head_dim or 0, model.heads or 0
     groups = max(model.kv_groups or heads, tp)
-    turned = 0 if model.learned_positions else heads + groups
-    return width * head * (heads + 2 * groups + turned + heads) / tp
+    normed = heads + groups if model.qk_norm else 0
+    return width * head * (heads + 2 * groups + normed + heads) / tp
 
 
 def _latent(f: Facts) -> float:
@@ -98,7 +100,7 @@ def mlp_bytes(f: Facts, layer: int = 0) -> float:
     if _drops("mlp", f):
         return tokens * entry
     low = _low(f, width) if in_low_precision(f, layer) else width
-    norm = hidden * _kept("layernorm", f, low) / _normed(f)
+    norm = hidden * _kept("layernorm", f, low) * _normed(f)
     return tokens * (entry + norm + _feed_forward(f, model.ffn or 0, low) / f.layout.tp)
 
 
@@ -142,15 +144,16 @@ def logits_gradient_bytes(f: Facts) -> float:
 
 
 def backward_bytes(f: Facts, stage: Stage) -> float:
-    """Gradients of activations inside the layer on which the backward pass works."""
+    """Gradients of activations inside the layer on which the backward pass works, less what it has used up: when the
+    activation's is calculated, that of its output is there, and the second product's input is gone."""
     widest = 0.0
     for layer in stage.layers:
-        model, hidden, gates = f.model, f.model.hidden or 0, 3 if f.model.gated else 2
+        model, hidden, gates = f.model, f.model.hidden or 0, 2 if f.model.gated else 1
         if is_sparse(model, layer):  # tokens as experts gave them, and as they were sent to them
-            inner = (model.topk or 1) * (gates * (model.moe_ffn or 0) + 2 * hidden) / _shared(f)
+            inner = (model.topk or 1) * ((gates + 1) * (model.moe_ffn or 0) + 2 * hidden) / _shared(f) + hidden
         else:
             inner = gates * (model.ffn or 0) / f.layout.tp
-        widest = max(widest, inner + 2 * hidden)
+        widest = max(widest, inner + hidden)
     return _tokens(f) * widest * _width(f)
 
 
@@ -164,9 +167,11 @@ def _shared(f: Facts) -> int:
     return f.layout.tp if f.layout.sp else 1
 
 
-def _normed(f: Facts) -> int:
-    """Likewise of what a norm gives: an adapter keeps it as it was gathered for the product."""
-    return 1 if f.is_frozen else _shared(f)
+def _normed(f: Facts) -> float:
+    """Share of what a norm gives that a rank keeps. An adapter keeps it as it was gathered for the product; that the
+    rank's own part is kept too is what an 8 B Llama with LoRA took on two H200s."""
+    own = 1 / _shared(f)
+    return own + 1 if f.is_frozen and own < 1 else own
 
 
 def _width(f: Facts) -> int:

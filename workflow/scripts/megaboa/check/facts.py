@@ -38,6 +38,7 @@ class Model:
     gated: bool = True
     bias: bool = False
     norm_bias: bool = False  # LayerNorm, not RMSNorm
+    qk_norm: bool = False  # of queries and keys, as Qwen3 has
     dropout: float = 0.0
     # mixture of experts
     experts: int | None = None
@@ -228,6 +229,7 @@ FIELDS: dict[str, str] = {
     "model.gated": "model.gated_linear_unit",
     "model.bias": "model.add_bias_linear",
     "model.norm_bias": "model.normalization",
+    "model.qk_norm": "model.qk_layernorm",
     "model.dropout": "model.hidden_dropout",
     "model.experts": "model.num_moe_experts",
     "model.topk": "model.moe_router_topk",

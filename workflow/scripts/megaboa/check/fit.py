@@ -46,8 +46,8 @@ def capacity(gpu: str) -> float:
 
 def stated_error(f: Facts) -> float:
     """How much more than predicted may be needed: least for models like those that its numbers are from, which have
-    no rotary positions; most where tokens may be spread unevenly over experts, or FSDP gathers."""
-    if f.model.is_sparse or f.model.latent or f.layout.fsdp != "none":
+    no rotary positions; most where tokens may be spread unevenly over experts, or PyTorch's FSDP gathers."""
+    if f.model.is_sparse or f.model.latent or f.layout.fsdp == "torch":
         return memory.STATED_ERROR
     return CALIBRATED if f.model.learned_positions else DENSE
 

@@ -110,17 +110,21 @@ def _share_by_current_scaling(f: Facts, stage: Stage) -> float:
 
 def _unused_gradients(f: Facts, stage: Stage) -> float:
     """Where a product adds to the gradient itself, autograd must be given one all the same: Transformer Engine keeps an
-    unused tensor for every shape of weights (module/base.py, get_dummy_wgrad), of all layers and experts together."""
+    unused tensor for every shape of weights (module/base.py, get_dummy_wgrad), of all layers and experts together;
+    the output layer's is of them (megatron-core, tensor_parallel/layers.py)."""
     if not f.kernels.gradient_fusion or f.is_frozen or f.layout.fsdp != "none":
         return 0.0
     kinds = {is_sparse(f.model, layer) for layer in stage.layers}
     parts = [work.attention(f), *(work.experts(f) if sparse else work.feed_forward(f) for sparse in kinds)]
-    shapes = {(one.columns, one.depth) for part in parts for one in part.products if one.low}
+    products = [one for part in parts for one in part.products if one.low]  # all but the router's
+    if stage.loss:
+        products += work.loss(f).products
+    shapes = {(one.columns, one.depth) for one in products}
     return sum(2 * columns * depth for columns, depth in shapes)
 
 
 def _moments_of_fsdp(f: Facts, stage: Stage, held: Parameters, shards: Breakdown, inside: float) -> list[Breakdown]:
-    """When the loss is calculated, at every layer of the backward pass, and in the optimizer's step."""
+    """When the loss is calculated, when the backward pass begins, at every layer of it, and in the optimizer's step."""
     sharding, (weight, gradient, _) = f.layout.fsdp_sharding, bytes_per_parameter(f)
     cut = _cut_by_fsdp(f, held)
 
@@ -133,11 +137,15 @@ def _moments_of_fsdp(f: Facts, stage: Stage, held: Parameters, shards: Breakdown
             logits=work,
         )
 
-    loss = _fsdp_forward(sharding, cut)
-    begins = max(inside, activations.logits_gradient_bytes(f) if stage.loss else 0.0)
-    first, *others = _fsdp_backward(sharding, cut, len(stage.layers) or 1)
-    step = _optimizer_step(f, stage, held, at(loss, 0.0))
-    return [at(loss, shards.logits), at(first, begins), *(at(moment, inside) for moment in others), step]
+    loss, backward = _fsdp_ends(sharding, cut)
+    gradient_of_logits = activations.logits_gradient_bytes(f) if stage.loss else 0.0
+    layers = _fsdp_layers(sharding, cut, len(stage.layers) or 1)
+    return [
+        at(loss, shards.logits),
+        at(backward, gradient_of_logits),
+        *(at(moment, inside) for moment in layers),
+        _optimizer_step(f, stage, held, at(loss, 0.0)),
+    ]
 
 
 def _optimizer_step(f: Facts, stage: Stage, held: Parameters, before: Breakdown) -> Breakdown:
@@ -165,15 +173,19 @@ class _Moment:
     kept: float = 1.0
 
 
-def _fsdp_forward(sharding: str, held: Parameters) -> _Moment:
-    """At the loss. What lies outside of layers stays whole from the first step on."""
-    return _Moment(held.outside + held.layer) if sharding == "optim_grads_params" else _Moment()
-
-
-def _fsdp_backward(sharding: str, held: Parameters, layers: int) -> list[_Moment]:
-    """At every layer, from the last to the first."""
+def _fsdp_ends(sharding: str, held: Parameters) -> tuple[_Moment, _Moment]:
+    """At the loss, and at the output layer's gradient. What lies outside of layers stays whole from the first step on."""
     if sharding == "optim_grads":
-        return [_Moment(gradients=held.total)]  # one bucket, where Bridge is given no size of them
+        return _Moment(), _Moment(gradients=held.total)  # one bucket, where Bridge is given no size of them
+    if sharding != "optim_grads_params":
+        return _Moment(), _Moment()
+    return _Moment(held.outside), _Moment(held.outside, held.outside)
+
+
+def _fsdp_layers(sharding: str, held: Parameters, layers: int) -> list[_Moment]:
+    """At every layer of the backward pass, from the last to the first."""
+    if sharding == "optim_grads":
+        return [_Moment(gradients=held.total)]
     if sharding != "optim_grads_params" or not held.layer:
         return [_Moment()]
     ahead = 1 + math.ceil(GATHERED_AHEAD / held.layer)

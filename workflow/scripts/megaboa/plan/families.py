@@ -23,6 +23,14 @@ CONVERTIBLE = frozenset(
 
 SHIPPED = {"t5": "recipes/t5.py", "bert": "recipes/bert.py"}  # kinds that no family of Bridge's is of
 
+# With norms of queries and keys; configs of other families say so.
+QK_NORM = frozenset(
+    (
+        *("exaone4", "exaone_moe", "gemma3", "gemma3_text", "gemma4", "gemma4_text", "hy_v3", "olmoe", "qwen3"),
+        *("qwen3_moe", "qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"),
+    )
+)
+
 # Of other classes than those of causal language models.
 SEEING = frozenset(("qwen2_5_vl",))
 
@@ -74,6 +82,10 @@ def count_parameters(hf_config: Config) -> int:
     layers = sum(_LAYERS[family](c, layer) + norms for layer in range(c["num_hidden_layers"]))
     embeddings = c["vocab_size"] * hidden * (1 if c.get("tie_word_embeddings", False) else 2)
     return embeddings + layers + hidden
+
+
+def has_qk_norm(hf_config: Config) -> bool:
+    return bool(hf_config.get("use_qk_norm") or hf_config.get("model_type") in QK_NORM)
 
 
 def with_defaults(hf_config: Config) -> Config:

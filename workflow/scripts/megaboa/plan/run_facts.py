@@ -15,7 +15,7 @@ from megaboa.config.models.experiment import Experiment
 from megaboa.launch.nsys import has_nsys
 from megaboa.layout import DENSE, NAMES, Layout
 from megaboa.plan import tasks
-from megaboa.plan.families import with_defaults
+from megaboa.plan.families import has_qk_norm, with_defaults
 from megaboa.plan.quantities import Quantities
 from megaboa.records import Tree
 from megaboa.scheduler.registry import cluster
@@ -159,6 +159,7 @@ def _model(hf_config: Tree | None, tokenizer_vocab: int | None, pretrained: bool
         vocab_multiple=math.gcd(vocabulary or 0, 128),  # Bridge's converters say so
         max_length=c.get("max_position_embeddings"),
         tied=tied,
+        qk_norm=has_qk_norm(c),
         experts=experts,
         topk=c.get("num_experts_per_tok") if experts else None,
         moe_ffn=(c.get("moe_intermediate_size") or c.get("intermediate_size")) if experts else None,
