@@ -174,7 +174,7 @@ class _Moment:
 
 
 def _fsdp_ends(sharding: str, held: Parameters) -> tuple[_Moment, _Moment]:
-    """At the loss, and at the output layer's gradient. What lies outside of layers stays whole from the first step on."""
+    """At the loss, and at the output layer's gradient. What lies outside of layers stays whole from the first step."""
     if sharding == "optim_grads":
         return _Moment(), _Moment(gradients=held.total)  # one bucket, where Bridge is given no size of them
     if sharding != "optim_grads_params":
