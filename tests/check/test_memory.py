@@ -104,7 +104,7 @@ def test_gradients_that_are_reduced_in_16_bits_take_two_bytes():
 
 
 def test_a_fused_gradient_leaves_one_unused_tensor_for_every_shape_of_weights():
-    """Transformer Engine's dummy gradients, which all layers share; experts of one shape, and the output layer's too."""
+    """Transformer Engine's dummy gradients, which all layers and experts of one shape share, and the output layer's."""
     dense = [6144 * 4096, 4096 * 4096, 2 * 14336 * 4096, 14336 * 4096]
     fused = Kernels(gradient_fusion=True)
     assert of(LLAMA_8B, fused).workspace == pytest.approx(0.17e9 + 2 * (sum(dense) + 128256 * 4096))
