@@ -44,6 +44,18 @@ def test_what_costs_nothing_comes_first():
     assert memory.peak(change.facts).total < fit.capacity("h100-80g")
 
 
+def test_a_fused_activation_costs_nothing_either():
+    given = on("h100-80g", facts(mbs=8, gbs=64))
+    qwen = dataclasses.replace(given.model, family="qwen3_moe", gated=True, bias=False, experts=4, topk=2, moe_ffn=5120)
+    apart = dataclasses.replace(
+        given, model=qwen, kernels=dataclasses.replace(given.kernels, fused_activation=False, grouped_gemm=True)
+    )
+    first = next(fit.changes(apart))
+    assert str(first) == "model.bias_activation_fusion: true" and first.price == "free"
+    saved = memory.peak(apart).activations - memory.peak(first.facts).activations
+    assert saved == pytest.approx(36 * 8 * 1024 * 2 * 2 * 2 * 5120)  # layers, tokens, experts of each, both copies
+
+
 def test_then_recomputation_then_more_cuts():
     tight = on("a1-16g", facts(mbs=1, gbs=64))
     prices = [change.price for change in fit.changes(tight)]

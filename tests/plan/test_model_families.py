@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import megaboa
+from megaboa.check import fit
 from megaboa.config import ConfigError
 from megaboa.plan import families
 from megaboa.plan.families import UnknownFamilyError, count_parameters
@@ -23,9 +24,20 @@ from megaboa.bridge.process import prepare
 prepare("cpu")
 import json
 from megatron.bridge import AutoBridge
+from transformers import AutoConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as NAMES
 known = set(AutoBridge.list_supported_models())
-print("\\n" + json.dumps([model_type for model_type, name in NAMES.items() if name in known]))
+families = {model_type: name for model_type, name in NAMES.items() if name in known}
+made = {}
+for model_type, name in families.items():
+    config = AutoConfig.for_model(model_type, architectures=[name])
+    try:
+        model = AutoBridge.from_hf_config(config).to_megatron_provider(load_weights=False)
+    except (KeyError, AttributeError):  # its defaults aren't a whole config
+        continue
+    if not model.multi_latent_attention:
+        made[model_type] = [model.qk_layernorm, model.bias_activation_fusion, model.activation_func.__name__]
+print("\\n" + json.dumps({"families": list(families), "made": made}))
 """
 MODEL = "models: {{m: {{tokenizer: bpe, {}}}}}\nmodel: m\n"
 GPT2 = MODEL.format("config: {model_type: gpt2, n_embd: 32}")
@@ -35,8 +47,13 @@ GPT2 = MODEL.format("config: {model_type: gpt2, n_embd: 32}")
 def test_the_list_is_that_of_the_installed_bridge():
     scripts = Path(megaboa.__file__).parents[1]
     done = subprocess.run([sys.executable, "-c", ASK], cwd=scripts, capture_output=True, text=True, check=True)
-    assert set(json.loads(done.stdout.splitlines()[-1])) == families.CONVERTIBLE
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert set(found["families"]) == families.CONVERTIBLE and len(found["made"]) > 20
     assert version("megatron-bridge") == families.BRIDGE
+    for family, (qk_norm, fused, activation) in found["made"].items():
+        assert families.has_qk_norm({"model_type": family}) == qk_norm, family
+        assert (family in families.FUSED_ACTIVATION) == fused, family
+        assert family not in fit.UNFUSED or activation == "silu", family
 
 
 def test_a_family_that_bridge_lacks_is_refused_with_its_place(plan_of):

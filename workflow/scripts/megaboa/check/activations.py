@@ -49,7 +49,7 @@ def _input_bytes(f: Facts) -> float:
 
 def layer_bytes(f: Facts, layer: int) -> float:
     """Of one layer that is not calculated again as a whole."""
-    return attention_bytes(f, layer) + (moe_bytes(f) if is_sparse(f.model, layer) else mlp_bytes(f, layer))
+    return attention_bytes(f, layer) + (moe_bytes(f, layer) if is_sparse(f.model, layer) else mlp_bytes(f, layer))
 
 
 def recomputed_bytes(f: Facts, stage: Stage) -> float:
@@ -104,7 +104,7 @@ def mlp_bytes(f: Facts, layer: int = 0) -> float:
     return tokens * (entry + norm + _feed_forward(f, model.ffn or 0, low) / f.layout.tp)
 
 
-def moe_bytes(f: Facts) -> float:
+def moe_bytes(f: Facts, layer: int = 0) -> float:
     """The second half of a sparse layer: routing, tokens as they were sent to experts, experts, the shared expert.
 
     Tokens are taken to be spread evenly over experts.
@@ -114,11 +114,13 @@ def moe_bytes(f: Facts) -> float:
     entry = hidden * (width + (model.dropout > 0))
     if _drops("moe", f):
         return tokens * entry
-    low = _low(f, width)
+    low = _low(f, width) if in_low_precision(f, layer) else width
     norm = hidden * _kept("layernorm", f, width)
     routing = 9 * (model.experts or 0)  # scores in fp32, probabilities, a mask
     sent = (model.topk or 1) * f.layout.expert_tp
-    middle = _feed_forward(f, model.moe_ffn or 0, low, "moe_act") / f.layout.expert_tp
+    # Not fused, what the activation gives is kept before and after it is weighted by the router's probability.
+    weighted = 0 if f.kernels.fused_activation or _drops("moe_act", f) else (model.moe_ffn or 0) * width
+    middle = (_feed_forward(f, model.moe_ffn or 0, low, "moe_act") + weighted) / f.layout.expert_tp
     routed = sent * (hidden * low + middle)
     shared = 0 if _drops("shared_experts", f) else _feed_forward(f, model.shared_ffn or 0, low)
     return tokens * (entry + norm + routing + routed) + _tokens(f) * shared / f.layout.tp

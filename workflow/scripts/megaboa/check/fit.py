@@ -24,6 +24,10 @@ SELECTIVE = {
 }
 
 
+# Families with gated SiLU whose converter in Bridge leaves the fused activation off; NVIDIA's recipes for Qwen3 set it.
+UNFUSED = frozenset(("mistral", "olmoe", "qwen2", "qwen3", "qwen3_moe"))
+
+
 @dataclass(frozen=True)
 class Change:
     """Keys and their new values, and what a step would cost because of them."""
@@ -95,6 +99,8 @@ def changes(f: Facts) -> Iterator[Change]:
         free["parallel.distributed_optimizer"] = True
     if f.layout.tp > 1 and not f.layout.sp:
         free["parallel.sp"] = True
+    if f.model.family in UNFUSED and not f.kernels.fused_activation:
+        free["model.bias_activation_fusion"] = True
     if free:
         yield _change(f, free, "free")
     for mbs in _halves(f.training.mbs or 1):
@@ -139,6 +145,7 @@ FACTS = {  # keys of changes, and the facts that they change
     "parallel.tp": "layout.tp",
     "parallel.pp": "layout.pp",
     "training.micro_batch_size": "training.mbs",
+    "model.bias_activation_fusion": "kernels.fused_activation",
     "model.recompute_granularity": "kernels.recompute",
     "model.recompute_method": "kernels.recompute_method",
     "model.recompute_num_layers": "kernels.recompute_layers",

@@ -26,10 +26,13 @@ SHIPPED = {"t5": "recipes/t5.py", "bert": "recipes/bert.py"}  # kinds that no fa
 # With norms of queries and keys; configs of other families say so.
 QK_NORM = frozenset(
     (
-        *("exaone4", "exaone_moe", "gemma3", "gemma3_text", "gemma4", "gemma4_text", "hy_v3", "olmoe", "qwen3"),
-        *("qwen3_moe", "qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"),
+        *("exaone4", "exaone_moe", "gemma3", "gemma3_text", "hy_v3", "minimax_m2", "olmoe", "qwen3", "qwen3_moe"),
+        *("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"),
     )
 )
+
+# Whose converter in Bridge fuses the activation of the feed-forward layers with what is around it.
+FUSED_ACTIVATION = frozenset(("deepseek_v2", "deepseek_v3", "glm4_moe", "glm4_moe_lite", "gpt_oss", "llama"))
 
 # Of other classes than those of causal language models.
 SEEING = frozenset(("qwen2_5_vl",))

@@ -15,7 +15,7 @@ from megaboa.config.models.experiment import Experiment
 from megaboa.launch.nsys import has_nsys
 from megaboa.layout import DENSE, NAMES, Layout
 from megaboa.plan import tasks
-from megaboa.plan.families import has_qk_norm, with_defaults
+from megaboa.plan.families import FUSED_ACTIVATION, has_qk_norm, with_defaults
 from megaboa.plan.quantities import Quantities
 from megaboa.records import Tree
 from megaboa.scheduler.registry import cluster
@@ -38,7 +38,9 @@ def facts_of(config: Experiment, quantities: Quantities, hf_config: Tree | None)
         model=_model(hf_config, tokenizer.size if tokenizer else None, model.init == "pretrained"),
         training=_training(config, quantities),
         kernels=Kernels(
-            grad_overlap=config.parallel.overlap_grad_reduce, gather_overlap=config.parallel.overlap_param_gather
+            fused_activation=(hf_config or {}).get("model_type") in FUSED_ACTIVATION,
+            grad_overlap=config.parallel.overlap_grad_reduce,
+            gather_overlap=config.parallel.overlap_param_gather,
         ),
         profiling=_profiling(config),
         cluster=_cluster(config),
