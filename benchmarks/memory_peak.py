@@ -1,9 +1,9 @@
-"""What tensors took when most was taken, by the code that made them: of memory snapshots (`profile: {tool: memory}`).
+"""Which code allocated the tensors that existed at the peak, from memory snapshots (`profile: {tool: memory}`).
 
     python benchmarks/memory_peak.py results/EXPERIMENT/runs/RUN/profile/rank-0.pickle
 
-A snapshot has allocations since the first captured step; what was there before (weights, optimizer) isn't listed. With
-each place of the code its bytes, and the number of tensors.
+A snapshot has allocations since the first captured step, and the newest million of them. What was there before
+(weights, optimizer) isn't listed. With each place of the code its bytes, and the number of tensors.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Event = Mapping[str, Any]
 
 
 class Plain(pickle.Unpickler):
-    """Of builtins alone: a pickle could call anything else."""
+    """Plain data only: any class or function is refused, as it would be called."""
 
     def find_class(self, module: str, name: str) -> Any:
         raise pickle.UnpicklingError(f"a snapshot has no {module}.{name}")
@@ -52,17 +52,15 @@ def main() -> None:
 def at_peak(trace: Iterable[Event]) -> list[Kept]:
     """The largest first."""
     events = [event for event in trace if event["action"] in ("alloc", "free_completed")]
-    kept: dict[int, Event] = {}
     taken = most = end = 0
     for number, event in enumerate(events):
         if event["action"] == "alloc":
-            kept[event["addr"]] = event
             taken += event["size"]
-        elif event["addr"] in kept:
-            taken -= kept.pop(event["addr"])["size"]
+        else:  # maybe of what was there before
+            taken -= event["size"]
         if taken > most:
             most, end = taken, number + 1
-    kept.clear()
+    kept: dict[int, Event] = {}
     for event in events[:end]:
         if event["action"] == "alloc":
             kept[event["addr"]] = event
@@ -70,7 +68,7 @@ def at_peak(trace: Iterable[Event]) -> list[Kept]:
             kept.pop(event["addr"], None)
     places = defaultdict(list)
     for event in kept.values():
-        places[place(event["frames"])].append(event["size"])
+        places[place(event.get("frames", ()))].append(event["size"])
     found = [Kept(name, sum(sizes), len(sizes)) for name, sizes in places.items()]
     return sorted(found, key=lambda one: one.bytes, reverse=True)
 

@@ -1,4 +1,4 @@
-"""Snapshots of memory, as PyTorch writes them."""
+"""Snapshots of memory, made as PyTorch writes them."""
 
 import pickle
 import subprocess
@@ -9,6 +9,8 @@ import pytest
 
 
 def event(action, addr, size, *names):
+    if not names:
+        return {"action": action, "addr": addr, "size": size}
     frames = [{"filename": f"/site/{name}.py", "line": 7, "name": "forward"} for name in names]
     frames.insert(0, {"filename": "/site/torch/nn/linear.py", "line": 1, "name": "linear"})
     frames.insert(0, {"filename": "??", "line": 0, "name": "at::empty"})
@@ -23,7 +25,7 @@ TRACE = [
     event("alloc", 2, 300, "loss"),  # the most
     event("free_completed", 9, 1000),  # from before the first captured step
     event("free_completed", 2, 300),
-    event("alloc", 3, 200, "late"),
+    event("alloc", 3, 500, "late"),  # more than before, but for the old tensor
 ]
 
 

@@ -1,4 +1,4 @@
-"""Predictions beside what was measured, and beside each other."""
+"""Predictions compared with what was measured, and with each other."""
 
 import dataclasses
 
@@ -118,6 +118,28 @@ def test_a_fused_gradient_leaves_one_unused_tensor_for_every_shape_of_weights():
 def test_queries_and_keys_are_kept_a_second_time_only_if_they_are_normed():
     normed = dataclasses.replace(LLAMA_8B, qk_norm=True)
     assert of(normed).activations - of(LLAMA_8B).activations == pytest.approx(32 * 4096 * 2 * 128 * (32 + 8))
+
+
+def test_a_recomputed_activation_keeps_nothing_whether_it_is_fused_or_not():
+    recomputed = {"recompute": "selective", "recompute_modules": ("moe_act",)}
+    fused, apart = (of(MIXTRAL, Kernels(fused_activation=each, **recomputed)) for each in (True, False))
+    assert fused.activations == apart.activations
+
+
+def test_a_recomputed_part_comes_back_where_it_is_needed():
+    """On a stage without the loss: with what one layer lacks."""
+    parts = Kernels(recompute="selective", recompute_modules=("layernorm", "mlp"))
+    kept, less = (memory.every_stage(Facts(Layout(64, pp=2), LLAMA_8B, TRAINING, one))[0] for one in (Kernels(), parts))
+    layer = (kept.activations - less.activations) / 32  # two micro-batches of 16 layers
+    assert less.logits - kept.logits == pytest.approx(layer)
+
+
+def test_adapters_keep_norms_in_16_bits_and_quantized():
+    low = dataclasses.replace(TRAINING, precision=CURRENT, bf16_ends=False)
+    targets = {"task": "lora", "adapter_rank": 8, "adapter_targets": ("linear_qkv",)}
+    frozen = dataclasses.replace(low, **targets)
+    whole, adapted = (memory.peak(Facts(Layout(1), LLAMA_8B, one, Kernels())).activations for one in (low, frozen))
+    assert adapted - whole == pytest.approx(32 * 4096 * 4096 * 2 * 2)
 
 
 def test_quantized_copies_of_weights_in_bf16_are_kept():

@@ -34,7 +34,10 @@ HIT = {tasks: f"{LAYOUT}, launch.tasks: {tasks}, training.train_iters: {STEPS}" 
 # Its last steps are timed: what stands by for the next attempt has imported Bridge by then.
 UNDISTURBED_STEPS, TIMED = (20, 10) if REHEARSAL else (150, 50)
 IN_TURN = ("rank-1", "node-1", "node-2", "rank-2")
-UNDISTURBED = {run: f"{LAYOUT}, launch.tasks: {run[:4]}, training.train_iters: {UNDISTURBED_STEPS}" for run in IN_TURN}
+UNDISTURBED = {
+    run: f"{LAYOUT}, launch.tasks: {run.partition('-')[0]}, training.train_iters: {UNDISTURBED_STEPS}"
+    for run in IN_TURN
+}
 SLOWER = 1.1  # than the faster way, at most: what a host's own speed varies by
 BF16 = 5e-2  # largest difference of a step's loss: a mean of bf16's own order on other ranks
 
@@ -124,4 +127,5 @@ def test_forked_ranks_are_as_fast(faults):
         medians[run] = statistics.median(seconds[-TIMED:])
         print(f"{run}, median of the last {TIMED} steps: {1000 * medians[run]:.1f} ms", flush=True)
     rank, node = (min(medians[run] for run in IN_TURN if run.startswith(tasks)) for tasks in HIT)
+    print(f"node's step is {node / rank - 1:+.1%} of rank's, each the faster of two", flush=True)
     assert REHEARSAL or node <= SLOWER * rank

@@ -35,8 +35,8 @@ for model_type, name in families.items():
         model = AutoBridge.from_hf_config(config).to_megatron_provider(load_weights=False)
     except (KeyError, AttributeError):  # its defaults aren't a whole config
         continue
-    if not model.multi_latent_attention:
-        made[model_type] = [model.qk_layernorm, model.bias_activation_fusion, model.activation_func.__name__]
+    qk_norm = None if model.multi_latent_attention else model.qk_layernorm
+    made[model_type] = [qk_norm, model.bias_activation_fusion, model.activation_func.__name__]
 print("\\n" + json.dumps({"families": list(families), "made": made}))
 """
 MODEL = "models: {{m: {{tokenizer: bpe, {}}}}}\nmodel: m\n"
@@ -48,10 +48,11 @@ def test_the_list_is_that_of_the_installed_bridge():
     scripts = Path(megaboa.__file__).parents[1]
     done = subprocess.run([sys.executable, "-c", ASK], cwd=scripts, capture_output=True, text=True, check=True)
     found = json.loads(done.stdout.splitlines()[-1])
-    assert set(found["families"]) == families.CONVERTIBLE and len(found["made"]) > 20
+    assert set(found["families"]) == families.CONVERTIBLE
+    assert families.CONVERTIBLE - set(found["made"]) == {"deepseek_v4", "glm_moe_dsa", "hy_v3"}
     assert version("megatron-bridge") == families.BRIDGE
     for family, (qk_norm, fused, activation) in found["made"].items():
-        assert families.has_qk_norm({"model_type": family}) == qk_norm, family
+        assert qk_norm is None or families.has_qk_norm({"model_type": family}) == qk_norm, family
         assert (family in families.FUSED_ACTIVATION) == fused, family
         assert family not in fit.UNFUSED or activation == "silu", family
 

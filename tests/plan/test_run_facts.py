@@ -5,7 +5,7 @@ import pytest
 from megaboa.check import refusals
 from megaboa.config import ConfigError
 from megaboa.plan.quantities import Quantities
-from megaboa.plan.run_facts import facts_of
+from megaboa.plan.run_facts import alone, facts_of
 from megaboa.plan.shared import Shared
 
 DEEPSEEK = {
@@ -97,6 +97,13 @@ def test_a_hugging_face_config_in_our_words(plan_of):
     llama = facts(config, {"model_type": "llama"}).model
     assert (llama.layers, llama.hidden, llama.heads, llama.head_dim, llama.ffn) == (32, 4096, 32, 128, 11008)
     assert facts(config, None).model.layers is None  # of the hub: not fetched yet
+
+
+@pytest.mark.parametrize(("family", "fused"), [("llama", True), ("qwen3", False)])
+def test_kernels_are_those_that_bridges_converter_chooses(plan_of, family, fused):
+    config = plan_of(**{"models.dense.config.model_type": family, "training.train_iters": 10}).runs[0].config
+    assert alone(config, None).kernels.fused_activation is fused  # as `advise` sees it
+    assert facts(config, config.models["dense"].config).kernels.fused_activation is fused
 
 
 def test_of_a_recipe_only_what_the_file_says(plan_of, tmp_path):

@@ -6,6 +6,7 @@ recomputation keeps a layer's input alone; selective recomputation drops the par
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 
@@ -53,7 +54,10 @@ def layer_bytes(f: Facts, layer: int) -> float:
 
 
 def recomputed_bytes(f: Facts, stage: Stage) -> float:
-    """What comes back for the layers that are being calculated again."""
+    """What comes back for the layers, or the parts of one, that are being calculated again."""
+    if f.kernels.recompute == "selective":
+        whole = dataclasses.replace(f, kernels=dataclasses.replace(f.kernels, recompute=None))
+        return max((layer_bytes(whole, layer) - layer_bytes(f, layer) for layer in stage.layers), default=0.0)
     if f.kernels.recompute != "full":
         return 0.0
     longest = max(map(len, stage.chunks))
@@ -66,7 +70,7 @@ def attention_bytes(f: Facts, layer: int = 0) -> float:
     model, tokens = f.model, _tokens(f)
     hidden, width, tp = model.hidden or 0, _width(f), f.layout.tp
     low = _low(f, width) if in_low_precision(f, layer) else width
-    norm = hidden * (width / _shared(f) + _kept("layernorm", f, low) * _normed(f))
+    norm = hidden * (width / _shared(f) + _normed(f, low))
     mask = hidden * (model.dropout > 0) / _shared(f)
     statistics = 4 * (model.heads or 0) / tp
     return tokens * (norm + mask + statistics + (_latent(f) if model.latent else _grouped(f)))
@@ -100,7 +104,7 @@ def mlp_bytes(f: Facts, layer: int = 0) -> float:
     if _drops("mlp", f):
         return tokens * entry
     low = _low(f, width) if in_low_precision(f, layer) else width
-    norm = hidden * _kept("layernorm", f, low) * _normed(f)
+    norm = hidden * _normed(f, low)
     return tokens * (entry + norm + _feed_forward(f, model.ffn or 0, low) / f.layout.tp)
 
 
@@ -130,8 +134,10 @@ def _feed_forward(f: Facts, ffn: int, low: float, activation: str = "") -> float
     """Per token: what the first product gives, and what the activation makes of it."""
     width, gated = _width(f), f.model.gated
     before = ffn * width * (2 if gated else 1)
+    if activation and _drops(activation, f):
+        return before
     between = ffn * width if gated and not f.kernels.fused_activation else 0
-    return before + between + (0 if activation and _drops(activation, f) else ffn * low)
+    return before + between + ffn * low
 
 
 def logits_bytes(f: Facts) -> float:
@@ -146,17 +152,21 @@ def logits_gradient_bytes(f: Facts) -> float:
 
 
 def backward_bytes(f: Facts, stage: Stage) -> float:
-    """Gradients of activations inside the layer on which the backward pass works, less what it has used up: when the
-    activation's is calculated, that of its output is there, and the second product's input is gone."""
+    """Gradients inside the layer on which the backward pass works. In a dense layer most is there when the activation's
+    gradient is calculated: it, that of its input and that of the layer's output, less the second product's input, which
+    is freed by then. For experts nothing is subtracted."""
     widest = 0.0
     for layer in stage.layers:
-        model, hidden, gates = f.model, f.model.hidden or 0, 2 if f.model.gated else 1
+        model, hidden, width = f.model, f.model.hidden or 0, _width(f)
+        values = 3 if f.model.gated else 2
         if is_sparse(model, layer):  # tokens as experts gave them, and as they were sent to them
-            inner = (model.topk or 1) * ((gates + 1) * (model.moe_ffn or 0) + 2 * hidden) / _shared(f) + hidden
+            routed = (model.topk or 1) * (values * (model.moe_ffn or 0) + 2 * hidden) / _shared(f)
+            inner = width * (routed + 2 * hidden)
         else:
-            inner = gates * (model.ffn or 0) / f.layout.tp
-        widest = max(widest, inner + hidden)
-    return _tokens(f) * widest * _width(f)
+            low = _low(f, width) if in_low_precision(f, layer) else width
+            inner = (values * width - low) * (model.ffn or 0) / f.layout.tp + width * hidden
+        widest = max(widest, inner)
+    return _tokens(f) * widest
 
 
 def _tokens(f: Facts) -> float:
@@ -169,11 +179,13 @@ def _shared(f: Facts) -> int:
     return f.layout.tp if f.layout.sp else 1
 
 
-def _normed(f: Facts) -> float:
-    """Share of what a norm gives that a rank keeps. An adapter keeps it as it was gathered for the product; that the
-    rank's own part is kept too is what an 8 B Llama with LoRA took on two H200s."""
-    own = 1 / _shared(f)
-    return own + 1 if f.is_frozen and own < 1 else own
+def _normed(f: Facts, low: float) -> float:
+    """Bytes per value of what a norm gives. An adapter keeps it in 16 bits and as it was gathered; Transformer Engine
+    then keeps what it would without adapters, too (layernorm_linear.py, ln_out_to_save), unless it is the same."""
+    own = _kept("layernorm", f, low) / _shared(f)
+    if not f.is_frozen:
+        return own
+    return _width(f) + (own if _shared(f) > 1 or low < _width(f) else 0.0)
 
 
 def _width(f: Facts) -> int:

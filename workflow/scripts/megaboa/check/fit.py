@@ -24,7 +24,8 @@ SELECTIVE = {
 }
 
 
-# Families with gated SiLU whose converter in Bridge leaves the fused activation off; NVIDIA's recipes for Qwen3 set it.
+# Families of Megatron's own layers, with gated SiLU, whose converter in Bridge leaves the fused activation off;
+# NVIDIA's recipes for Qwen3 set it. Others like them have layers of their own, or nobody has tried.
 UNFUSED = frozenset(("mistral", "olmoe", "qwen2", "qwen3", "qwen3_moe"))
 
 
@@ -53,7 +54,7 @@ def stated_error(f: Facts) -> float:
     no rotary positions; most where tokens may be spread unevenly over experts, or PyTorch's FSDP gathers."""
     if f.model.is_sparse or f.model.latent or f.layout.fsdp == "torch":
         return memory.STATED_ERROR
-    return CALIBRATED if f.model.learned_positions else DENSE
+    return CALIBRATED if f.model.learned_positions and f.layout.fsdp == "none" else DENSE
 
 
 def memory_suffices(f: Facts, is_legal: Callable[[Facts], bool]) -> Broken | None:

@@ -1,8 +1,7 @@
 """The most memory that tensors take on a rank, part by part.
 
-Compared with the peaks measured for GPT2-large on H200s (tests/check/test_memory.py), to some of which the bytes per
-logit were fitted: the largest error is 2%. Other kinds were measured later (docs/explanation/memory.md), with a stated
-error of 15%.
+Compared with measured peaks in tests/check/test_memory.py and tests/benchmarks/test_predictions.py: dense models are
+within 2%. The bytes per logit of Bridge's loss were fitted to GPT2-large (docs/explanation/memory.md).
 """
 
 from __future__ import annotations
@@ -82,7 +81,7 @@ def _stage(f: Facts, stage: Stage) -> Breakdown:
     states = _frozen_states(f, held, adapters.of_stage(f, stage)) if f.is_frozen else _states(f, held)
     kept = activations.stage_bytes(f, stage) * in_flight(f, stage.number)
     logits = activations.logits_bytes(f) * (1 + stage.mtp) if stage.loss else 0.0
-    inside = max(activations.backward_bytes(f, stage), activations.recomputed_bytes(f, stage))
+    inside = activations.backward_bytes(f, stage) + activations.recomputed_bytes(f, stage)
     workspace = WORKSPACE + _unused_gradients(f, stage)
     weights, *states = states
     weights += _quantized_copies(f, stage, held)

@@ -37,8 +37,8 @@ def facts_of(config: Experiment, quantities: Quantities, hf_config: Tree | None)
         layout=_layout(config, quantities),
         model=_model(hf_config, tokenizer.size if tokenizer else None, model.init == "pretrained"),
         training=_training(config, quantities),
-        kernels=Kernels(
-            fused_activation=(hf_config or {}).get("model_type") in FUSED_ACTIVATION,
+        kernels=dataclasses.replace(
+            _kernels(hf_config),
             grad_overlap=config.parallel.overlap_grad_reduce,
             gather_overlap=config.parallel.overlap_param_gather,
         ),
@@ -138,6 +138,10 @@ def _cluster(config: Experiment, recipe: str | None = None) -> Cluster:
     )
 
 
+def _kernels(hf_config: Tree | None) -> Kernels:
+    return Kernels(fused_activation=(hf_config or {}).get("model_type") in FUSED_ACTIVATION)
+
+
 def _model(hf_config: Tree | None, tokenizer_vocab: int | None, pretrained: bool) -> Model:
     """A Hugging Face config in our words. Its vocabulary (else the tokenizer's) is not padded."""
     if hf_config is None:
@@ -203,6 +207,7 @@ def alone(config: Experiment, name: str | None) -> Facts:
     return Facts(
         model=_model(hf_config, tokenizer.size if tokenizer else None, pretrained=False),
         training=Training(gbs=sizes[0], mbs=1, seq_length=sizes[1], precision=training.precision),
+        kernels=_kernels(hf_config),
         cluster=_cluster(config),
     )
 
