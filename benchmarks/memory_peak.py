@@ -1,6 +1,6 @@
 """Which code allocated the tensors that existed at the peak, from memory snapshots (`profile: {tool: memory}`).
 
-    python benchmarks/memory_peak.py results/EXPERIMENT/runs/RUN/profile/rank-0.pickle
+    python benchmarks/memory_peak.py FILE.pickle
 
 A snapshot has allocations since the first captured step, and the newest million of them. What was there before
 (weights, optimizer) isn't listed. With each place of the code its bytes, and the number of tensors.
