@@ -32,7 +32,7 @@ STEPS, SAVE_INTERVAL = (40, 10) if REHEARSAL else (300, 100)
 LAYOUT = f"resources.nodes: {HOSTS}, resources.gpus_per_node: {PER_HOST}, parallel.tp: {PER_HOST}, {AT_ONCE}"
 HIT = {tasks: f"{LAYOUT}, launch.tasks: {tasks}, training.train_iters: {STEPS}" for tasks in ("rank", "node")}
 # Its last steps are timed: what stands by for the next attempt has imported Bridge by then.
-UNDISTURBED_STEPS, TIMED = (20, 10) if REHEARSAL else (150, 50)
+UNDISTURBED_STEPS, TIMED = (60, 15) if REHEARSAL else (150, 50)
 IN_TURN = ("rank-1", "node-1", "node-2", "rank-2")
 UNDISTURBED = {
     run: f"{LAYOUT}, launch.tasks: {run.partition('-')[0]}, training.train_iters: {UNDISTURBED_STEPS}"
