@@ -13,6 +13,7 @@ import pickle
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -52,16 +53,11 @@ def main() -> None:
 def at_peak(trace: Iterable[Event]) -> list[Kept]:
     """The largest first."""
     events = [event for event in trace if event["action"] in ("alloc", "free_completed")]
-    taken = most = end = 0
-    for number, event in enumerate(events):
-        if event["action"] == "alloc":
-            taken += event["size"]
-        else:  # maybe of what was there before
-            taken -= event["size"]
-        if taken > most:
-            most, end = taken, number + 1
+    # What is freed may have been there before.
+    changes = (event["size"] if event["action"] == "alloc" else -event["size"] for event in events)
+    taken = list(accumulate(changes, initial=0))
     kept: dict[int, Event] = {}
-    for event in events[:end]:
+    for event in events[: taken.index(max(taken))]:
         if event["action"] == "alloc":
             kept[event["addr"]] = event
         else:

@@ -26,8 +26,8 @@ def test_everything_is_measured_and_written_for_the_planner(tmp_path, monkeypatc
     assert set(found.products) == {"fp32"} and set(found.attention) == {"forward", "backward"}
     laws = [*found.products.values(), *found.attention.values(), found.memory, found.node.all_reduce, found.node.send]
     assert all(law.rate > 0 and law.points for law in laws)
-    # Differences of times, which on a loaded machine may be anything: test_host_times.py counts what they are of.
-    assert found.launch > 0 and set(found.layer) == {"fp32"} and found.experts_host.seconds(0, groups=8) >= 0
+    # An expert's is a difference of times, which on a loaded machine may be none: test_host_times.py counts operations.
+    assert 0 < found.launch < found.layer["fp32"] and found.experts_host.seconds(0, groups=8) >= 0
     assert found.tensor_host == 0 <= found.micro_batch
     assert "written: calibrations/cpu.json" in done.stdout
     monkeypatch.chdir(tmp_path)

@@ -30,14 +30,17 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(not HOSTS, reason=f"two GPUs 
 # A checkpoint of its own is behind the first attempt when it is hit.
 STEPS, SAVE_INTERVAL = (40, 10) if REHEARSAL else (300, 100)
 LAYOUT = f"resources.nodes: {HOSTS}, resources.gpus_per_node: {PER_HOST}, parallel.tp: {PER_HOST}, {AT_ONCE}"
-HIT = {tasks: f"{LAYOUT}, launch.tasks: {tasks}, training.train_iters: {STEPS}" for tasks in ("rank", "node")}
+
+
+def settings(tasks: str, steps: int) -> str:
+    return f"{LAYOUT}, launch.tasks: {tasks}, training.train_iters: {steps}"
+
+
+HIT = {tasks: settings(tasks, STEPS) for tasks in ("rank", "node")}
 # Its last steps are timed: what stands by for the next attempt has imported Bridge by then.
 UNDISTURBED_STEPS, TIMED = (60, 15) if REHEARSAL else (150, 50)
 IN_TURN = ("rank-1", "node-1", "node-2", "rank-2")
-UNDISTURBED = {
-    run: f"{LAYOUT}, launch.tasks: {run.partition('-')[0]}, training.train_iters: {UNDISTURBED_STEPS}"
-    for run in IN_TURN
-}
+UNDISTURBED = {run: settings(run.partition("-")[0], UNDISTURBED_STEPS) for run in IN_TURN}
 SLOWER = 1.1  # than the faster way, at most: what a host's own speed varies by
 BF16 = 5e-2  # largest difference of a step's loss: a mean of bf16's own order on other ranks
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from megaboa.check.facts import Facts
 from megaboa.check.parameters import is_sparse, vocabulary_rows
@@ -39,9 +39,19 @@ def _chunk_bytes(f: Facts, layers: Sequence[int]) -> float:
         kept = layers[size:] if block else ()
     if f.kernels.cpu_offloading and len(kept) > f.kernels.offloaded_layers > 0:
         kept = kept[f.kernels.offloaded_layers - 1 :]  # in the host's memory, but for one that is on its way
-    kinds = Counter((is_sparse(f.model, layer), in_low_precision(f, layer)) for layer in kept)
-    example = {(is_sparse(f.model, layer), in_low_precision(f, layer)): layer for layer in kept}
-    return inputs * _input_bytes(f) + sum(number * layer_bytes(f, example[kind]) for kind, number in kinds.items())
+    numbers = Counter(_kind(f, layer) for layer in kept)
+    each = sum(numbers[kind] * layer_bytes(f, layer) for kind, layer in _by_kind(f, kept).items())
+    return inputs * _input_bytes(f) + each
+
+
+def _kind(f: Facts, layer: int) -> tuple[bool, bool]:
+    """Layers of one kind take the same."""
+    return is_sparse(f.model, layer), in_low_precision(f, layer)
+
+
+def _by_kind(f: Facts, layers: Iterable[int]) -> dict[tuple[bool, bool], int]:
+    """One layer of each."""
+    return {_kind(f, layer): layer for layer in layers}
 
 
 def _input_bytes(f: Facts) -> float:
@@ -55,21 +65,22 @@ def layer_bytes(f: Facts, layer: int) -> float:
 
 def recomputed_bytes(f: Facts, stage: Stage) -> float:
     """What comes back for the layers, or the parts of one, that are being calculated again."""
+    layers = _by_kind(f, stage.layers).values()
     if f.kernels.recompute == "selective":
         whole = dataclasses.replace(f, kernels=dataclasses.replace(f.kernels, recompute=None))
-        return max((layer_bytes(whole, layer) - layer_bytes(f, layer) for layer in stage.layers), default=0.0)
+        return max((layer_bytes(whole, layer) - layer_bytes(f, layer) for layer in layers), default=0.0)
     if f.kernels.recompute != "full":
         return 0.0
     longest = max(map(len, stage.chunks))
     at_once = min(f.kernels.recompute_layers or 1, longest) if f.kernels.recompute_method == "uniform" else 1
-    return at_once * max((layer_bytes(f, layer) for layer in stage.layers), default=0.0)
+    return at_once * max((layer_bytes(f, layer) for layer in layers), default=0.0)
 
 
 def attention_bytes(f: Facts, layer: int = 0) -> float:
     """The first half of a layer: norm, queries, keys, values, what attention gives, mask of dropout."""
     model, tokens = f.model, _tokens(f)
     hidden, width, tp = model.hidden or 0, _width(f), f.layout.tp
-    low = _low(f, width) if in_low_precision(f, layer) else width
+    low = _low(f, layer)
     norm = hidden * (width / _shared(f) + _normed(f, low))
     mask = hidden * (model.dropout > 0) / _shared(f)
     statistics = 4 * (model.heads or 0) / tp
@@ -103,7 +114,7 @@ def mlp_bytes(f: Facts, layer: int = 0) -> float:
     entry = hidden * (width + (model.dropout > 0)) / _shared(f)
     if _drops("mlp", f):
         return tokens * entry
-    low = _low(f, width) if in_low_precision(f, layer) else width
+    low = _low(f, layer)
     norm = hidden * _normed(f, low)
     return tokens * (entry + norm + _feed_forward(f, model.ffn or 0, low) / f.layout.tp)
 
@@ -118,25 +129,24 @@ def moe_bytes(f: Facts, layer: int = 0) -> float:
     entry = hidden * (width + (model.dropout > 0))
     if _drops("moe", f):
         return tokens * entry
-    low = _low(f, width) if in_low_precision(f, layer) else width
+    low = _low(f, layer)
     norm = hidden * _kept("layernorm", f, width)
     routing = 9 * (model.experts or 0)  # scores in fp32, probabilities, a mask
     sent = (model.topk or 1) * f.layout.expert_tp
-    # Not fused, what the activation gives is kept before and after it is weighted by the router's probability.
-    weighted = 0 if f.kernels.fused_activation or _drops("moe_act", f) else (model.moe_ffn or 0) * width
-    middle = (_feed_forward(f, model.moe_ffn or 0, low, "moe_act") + weighted) / f.layout.expert_tp
+    middle = _feed_forward(f, model.moe_ffn or 0, low, routed=True) / f.layout.expert_tp
     routed = sent * (hidden * low + middle)
     shared = 0 if _drops("shared_experts", f) else _feed_forward(f, model.shared_ffn or 0, low)
     return tokens * (entry + norm + routing + routed) + _tokens(f) * shared / f.layout.tp
 
 
-def _feed_forward(f: Facts, ffn: int, low: float, activation: str = "") -> float:
-    """Per token: what the first product gives, and what the activation makes of it."""
+def _feed_forward(f: Facts, ffn: int, low: float, routed: bool = False) -> float:
+    """Per token: what the first product gives, and what the activation makes of it. Where that isn't one kernel, its
+    gates are kept, and of an expert's also what the router's probability weights."""
     width, gated = _width(f), f.model.gated
     before = ffn * width * (2 if gated else 1)
-    if activation and _drops(activation, f):
+    if routed and _drops("moe_act", f):
         return before
-    between = ffn * width if gated and not f.kernels.fused_activation else 0
+    between = 0 if f.kernels.fused_activation else ffn * width * (gated + routed)
     return before + between + ffn * low
 
 
@@ -156,15 +166,14 @@ def backward_bytes(f: Facts, stage: Stage) -> float:
     gradient is calculated: it, that of its input and that of the layer's output, less the second product's input, which
     is freed by then. For experts nothing is subtracted."""
     widest = 0.0
-    for layer in stage.layers:
+    for layer in _by_kind(f, stage.layers).values():
         model, hidden, width = f.model, f.model.hidden or 0, _width(f)
         values = 3 if f.model.gated else 2
         if is_sparse(model, layer):  # tokens as experts gave them, and as they were sent to them
             routed = (model.topk or 1) * (values * (model.moe_ffn or 0) + 2 * hidden) / _shared(f)
             inner = width * (routed + 2 * hidden)
         else:
-            low = _low(f, width) if in_low_precision(f, layer) else width
-            inner = (values * width - low) * (model.ffn or 0) / f.layout.tp + width * hidden
+            inner = (values * width - _low(f, layer)) * (model.ffn or 0) / f.layout.tp + width * hidden
         widest = max(widest, inner)
     return _tokens(f) * widest
 
@@ -192,10 +201,12 @@ def _width(f: Facts) -> int:
     return 4 if f.training.precision == "fp32" else 2
 
 
-def _low(f: Facts, width: float) -> float:
-    """Bytes per value of what quantized matrix products keep of their input."""
+def _low(f: Facts, layer: int) -> float:
+    """Bytes per value of what matrix products keep of their input, quantized in some layers."""
+    if not in_low_precision(f, layer):
+        return _width(f)
     precision = f.training.precision or ""
-    return next((size for name, size in reversed(LOW.items()) if name in precision), width)
+    return next((size for name, size in reversed(LOW.items()) if name in precision), _width(f))
 
 
 def in_low_precision(f: Facts, layer: int) -> bool:

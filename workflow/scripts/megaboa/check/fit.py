@@ -22,8 +22,6 @@ SELECTIVE = {
     "moe": ("layernorm", "moe_act", "shared_experts"),
     "latent": ("mla_up_proj",),
 }
-
-
 # Families of Megatron's own layers, with gated SiLU, whose converter in Bridge leaves the fused activation off;
 # NVIDIA's recipes for Qwen3 set it. Others like them have layers of their own, or nobody has tried.
 UNFUSED = frozenset(("mistral", "olmoe", "qwen2", "qwen3", "qwen3_moe"))

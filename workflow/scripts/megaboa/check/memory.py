@@ -136,9 +136,8 @@ def _moments_of_fsdp(f: Facts, stage: Stage, held: Parameters, shards: Breakdown
             logits=work,
         )
 
-    loss, backward = _fsdp_ends(sharding, cut)
+    loss, backward, layers = _fsdp_moments(sharding, cut, len(stage.layers) or 1)
     gradient_of_logits = activations.logits_gradient_bytes(f) if stage.loss else 0.0
-    layers = _fsdp_layers(sharding, cut, len(stage.layers) or 1)
     return [
         at(loss, shards.logits),
         at(backward, gradient_of_logits),
@@ -172,24 +171,21 @@ class _Moment:
     kept: float = 1.0
 
 
-def _fsdp_ends(sharding: str, held: Parameters) -> tuple[_Moment, _Moment]:
-    """At the loss, and at the output layer's gradient. What lies outside of layers stays whole from the first step."""
+def _fsdp_moments(sharding: str, held: Parameters, layers: int) -> tuple[_Moment, _Moment, list[_Moment]]:
+    """At the loss, at the output layer's gradient, and at every layer of the backward pass, from the last to the first.
+    What lies outside of layers stays whole from the first step on."""
+    shards = _Moment()
     if sharding == "optim_grads":
-        return _Moment(), _Moment(gradients=held.total)  # one bucket, where Bridge is given no size of them
+        whole = _Moment(gradients=held.total)  # one bucket, where Bridge is given no size of them
+        return shards, whole, [whole]
     if sharding != "optim_grads_params":
-        return _Moment(), _Moment()
-    return _Moment(held.outside), _Moment(held.outside, held.outside)
-
-
-def _fsdp_layers(sharding: str, held: Parameters, layers: int) -> list[_Moment]:
-    """At every layer of the backward pass, from the last to the first."""
-    if sharding == "optim_grads":
-        return [_Moment(gradients=held.total)]
-    if sharding != "optim_grads_params" or not held.layer:
-        return [_Moment()]
+        return shards, shards, [shards]
+    loss, backward = _Moment(held.outside), _Moment(held.outside, held.outside)
+    if not held.layer:
+        return loss, backward, [shards]
     ahead = 1 + math.ceil(GATHERED_AHEAD / held.layer)
     queued = 2 + math.floor(QUEUED / held.layer)
-    return [
+    each = [
         _Moment(
             held.outside + min(layers - done, ahead) * held.layer,
             held.outside + min(done + 1, queued) * held.layer,
@@ -197,6 +193,7 @@ def _fsdp_layers(sharding: str, held: Parameters, layers: int) -> list[_Moment]:
         )
         for done in range(layers)
     ]
+    return loss, backward, each
 
 
 def _cut_by_fsdp(f: Facts, held: Parameters) -> Parameters:
