@@ -2,10 +2,10 @@
 
     python benchmarks/saves.py config/experiments/llama3-8b-2xh200.yaml --run fp8-dp2 --save-at 15 [--interval 50]
 
-The run is trained by the workflow, with its own settings, and saves at that step. When the checkpoint is complete, one
-of its ranks is killed; when the next attempt has done a step, the call ends, and the run can be trained on by the next
-one. Its results have the experiment's name and `-saves`. The stall is how much longer the steps during the save took
-than as many usual ones.
+The run is trained by the workflow, with its own settings, and saves at that step; with `--saves 2` after as many steps
+again. When the last of these checkpoints is complete, one rank is killed; when the next attempt has done a step, the
+call ends, and the run can be trained on by the next one. Its results have the experiment's name and `-saves`. The stall
+is how much longer the steps during a save took than as many usual ones.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import yaml
@@ -30,7 +30,7 @@ from megaboa.config import load
 from megaboa.files import read_jsonl
 from megaboa.paths import RunFolder
 from megaboa.plan import make_plan
-from megaboa.run.checkpoints import latest
+from megaboa.run.checkpoints import completed_at, sizes
 
 WARMUP = 5  # steps of an attempt that don't count
 PATIENCE = 900.0
@@ -99,6 +99,7 @@ def main() -> None:
     parser.add_argument("files", type=Path, nargs="+", help="the experiment's YAML files, as for --configfile")
     parser.add_argument("--run", required=True)
     parser.add_argument("--save-at", type=int, default=15, help="the step")
+    parser.add_argument("--saves", type=int, default=1, help="later ones find memory that the first has taken")
     parser.add_argument("--interval", type=int, default=50, help="of which the stall is given as a share")
     asked = parser.parse_args()
     changes = {"checkpoint": {"save_interval": asked.save_at, "keep_last": 1}, "training": {"train_iters": 10_000}}
@@ -112,33 +113,38 @@ def main() -> None:
         run = plan[asked.run].folder("results", plan.experiment.experiment)
         saved = Saved(config, asked.run, run)
         try:
-            print("\n".join(measured(saved, asked.save_at, asked.interval)))
+            for line in measured(saved, asked.save_at, asked.saves, asked.interval):
+                print(line, flush=True)
         finally:
             saved.end()
 
 
-def measured(saved: Saved, save_at: int, interval: int) -> list[str]:
-    checkpoint = saved.wait(lambda: latest(saved.store / "checkpoints"), "a checkpoint")
-    complete = (saved.store / "checkpoints" / f"iter_{checkpoint:07d}" / "complete.json").stat().st_mtime
-    size = sum(path.stat().st_size for path in (saved.store / "checkpoints").rglob("*") if path.is_file())
-    saved.wait(lambda: max(saved.steps(1).values()) > complete, "a step after the save")
-    done = saved.steps(1)
+def measured(saved: Saved, save_at: int, saves: int, interval: int) -> Iterator[str]:
+    usual = 0.0
+    for number in range(1, saves + 1):
+        step = number * save_at
+        what = f"the checkpoint of step {step}"
+        complete = saved.wait(lambda step=step: completed_at(saved.store / "checkpoints").get(step), what)
+        size = sizes(saved.store / "checkpoints")[step]
+        saved.wait(lambda complete=complete: max(saved.steps(1).values()) > complete, "a step after the save")
+        done = saved.steps(1)
+        took = {later: done[later] - done[later - 1] for later in done if later - 1 in done}
+        # The first save is compared with the steps before it, in which nothing was written, and so are later ones.
+        usual = usual or statistics.median(seconds for later, seconds in took.items() if WARMUP < later <= step)
+        during = [seconds for later, seconds in took.items() if later > step and done[later - 1] <= complete]
+        stall = sum(during) - len(during) * usual
+        yield f"{size / GIB:.1f} GiB, saved at step {step}; a step takes {usual:.3f} s"
+        yield f"complete {complete - done[step]:.1f} s after the step: {len(during)} steps meanwhile"
+        yield f"the first of them took {during[0] - usual:+.2f} s longer, all of them {stall:+.2f} s"
+        yield f"which is {stall / (interval * usual):.2%} of {interval} steps"
+
     hit = saved.kill_a_rank()
     saved.wait(lambda: saved.steps(2), "a step of the next attempt")
-
-    took = {step: done[step] - done[step - 1] for step in done if step - 1 in done}
-    usual = statistics.median(seconds for step, seconds in took.items() if WARMUP < step <= save_at)
-    during = [seconds for step, seconds in took.items() if step > save_at and done[step - 1] <= complete]
-    stall = sum(during) - len(during) * usual
     reached = {event.get("phase", event["event"]): event["time"] - hit for event in reversed(saved.events(2))}
-    return [
-        f"{size / GIB:.1f} GiB, saved at step {save_at}; a step takes {usual:.3f} s",
-        f"complete {complete - done[save_at]:.1f} s after the step: {len(during)} steps meanwhile",
-        f"the first of them took {during[0] - usual:+.2f} s longer, all of them {stall:+.2f} s",
-        f"which is {stall / (interval * usual):.2%} of {interval} steps",
-        "after a rank's death: "
-        + ", ".join(f"{name} {at:.1f} s" for name, at in sorted(reached.items(), key=lambda one: one[1])),
-    ]
+    # What stood by had imported before.
+    since = sorted((at, name) for name, at in reached.items() if at > 0)
+    phases = ", ".join(f"{name} {at:.1f} s" for at, name in since)
+    yield f"after a rank's death: {phases}"
 
 
 if __name__ == "__main__":

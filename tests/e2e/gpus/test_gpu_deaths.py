@@ -1,4 +1,4 @@
-"""Runs on GPUs, one rank of which is killed between two saves, continue from the last."""
+"""Runs on GPUs, one rank of which is killed between two saves, continue from the last, or from copies on the node."""
 
 import contextlib
 import os
@@ -14,13 +14,15 @@ from megaboa.files import read_jsonl
 
 pytestmark = on_two_gpus
 
+STEPS, SAVE_INTERVAL, COPIED_EVERY = 600, 200, 20
+KILLED_AT = 250  # or a few steps later
 SHARDINGS = {"fsdp-1": "optim", "fsdp-2": "optim_grads", "fsdp-3": "optim_grads_params"}  # no_shard can't be saved
 RUNS = {
     "dp2": f"{{{TWO}}}",  # saves in the background, as the next one does, as a large model is saved
     "dp2-shards": f"{{{TWO}, checkpoint.reshardable: false}}",
+    "copies": f"{{{TWO}, checkpoint.local.every: {COPIED_EVERY}}}",  # in /tmp
     **{run: f"{{{TWO}, parallel.fsdp: megatron, parallel.fsdp_sharding: {kind}}}" for run, kind in SHARDINGS.items()},
 }
-STEPS, SAVE_INTERVAL = 600, 200
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +36,7 @@ def interrupted(workspace):
     while waiting and process.poll() is None and time.monotonic() < deadline:
         for run in sorted(waiting):
             link = workspace.results("long", "runs", run, "attempts.jsonl")
-            if link.exists() and max((step for step, *_ in workspace.steps("long", run)), default=0) >= 250:
+            if link.exists() and max((step for step, *_ in workspace.steps("long", run)), default=0) >= KILLED_AT:
                 os.kill(workspace.rank_processes("long", run)[-1], signal.SIGKILL)
                 waiting.remove(run)
         time.sleep(0.2)
@@ -44,14 +46,24 @@ def interrupted(workspace):
     return workspace
 
 
-@pytest.mark.parametrize("run", RUNS)
-def test_a_killed_run_goes_on_from_its_last_save(interrupted, run):
-    store = interrupted.store("long", run)
+def losses_of_attempts(workspace, run):
+    """Of the first two, which are all."""
     found = []
     for attempt in ("01", "02"):
-        events = read_jsonl(store / "attempts" / attempt / "steps.jsonl")
+        events = read_jsonl(workspace.store("long", run) / "attempts" / attempt / "steps.jsonl")
         found.append({event["step"]: event["loss"] for event in events if event["event"] == "step"})
-    assert min(found[1]) in (SAVE_INTERVAL + 1, 2 * SAVE_INTERVAL + 1) and max(found[1]) == STEPS
-    again = sorted(found[0].keys() & found[1].keys())[:20]
-    assert all(abs(found[0][step] - found[1][step]) <= BF16 for step in again)
+    return found
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_a_killed_run_continues_from_what_it_saved_last(interrupted, run):
+    lost, after = losses_of_attempts(interrupted, run)
+    if run == "copies":
+        assert max(lost) - COPIED_EVERY - 1 <= min(after) <= max(lost) + 1
+        assert (min(after) - 1) % COPIED_EVERY == 0
+    else:
+        assert min(after) in (SAVE_INTERVAL + 1, 2 * SAVE_INTERVAL + 1)
+    assert max(after) == STEPS
+    again = sorted(lost.keys() & after.keys())[:20]
+    assert all(abs(lost[step] - after[step]) <= BF16 for step in again)
     assert interrupted.json("long", "runs", run, "train.json")["iteration"] == STEPS
