@@ -66,15 +66,22 @@ def test_memory_is_within_two_percent_and_never_low_by_more(rows):
 
 
 def test_memory_of_dense_models_is_nearer(rows):
-    """All that were measured, but one: block-wise FP8 keeps something that isn't counted."""
     given = [*rows, *predictions.host_bound()]
     dense = [one for one in given if one.held_back and one.gib and not one.facts.model.is_sparse]
     errors = [(one, found) for one in dense for found in predictions.of_memory([one]).values()]
-    whole = [found for one, found in errors if one.facts.layout.fsdp == "none" and one.name != "fp8-blocks-tp2-mbs2"]
+    whole = [found for one, found in errors if one.facts.layout.fsdp == "none"]
     shards = [found for one, found in errors if one.facts.layout.fsdp == "megatron"]
-    assert len(whole) == 73 and max(map(abs, whole)) <= 0.014 and sum(map(abs, whole)) / len(whole) <= 0.004
+    assert len(whole) == 74 and max(map(abs, whole)) <= 0.014 and sum(map(abs, whole)) / len(whole) <= 0.004
     assert len(shards) == 7 and min(shards) >= 0 and max(shards) <= 0.021
-    assert len(errors) == len(whole) + len(shards) + 1
+    assert len(errors) == len(whole) + len(shards)
+
+
+def test_memory_of_experts_is_low_by_little(rows):
+    """Tokens aren't spread evenly over experts, as is predicted."""
+    given = [*rows, *predictions.host_bound()]
+    experts = [one for one in given if one.held_back and one.gib and one.facts.model.is_sparse]
+    errors = predictions.of_memory(experts).values()
+    assert len(errors) >= 5 and min(errors) >= -0.04 and max(errors) <= 0.022
 
 
 def test_no_run_reserved_more_than_the_stated_upper_bound(rows):

@@ -53,7 +53,7 @@ def test_a_fused_activation_costs_nothing_either():
     first = next(fit.changes(apart))
     assert str(first) == "model.bias_activation_fusion: true" and first.price == "free"
     saved = memory.peak(apart).activations - memory.peak(first.facts).activations
-    assert saved == pytest.approx(36 * 8 * 1024 * 2 * 2 * 2 * 5120)  # layers, tokens, experts of each, both copies
+    assert saved == pytest.approx(36 * 8 * 1024 * 2 * 2 * 3 * 5120)  # layers, tokens, experts of each, all copies
 
 
 def test_then_recomputation_then_more_cuts():

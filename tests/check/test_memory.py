@@ -120,6 +120,24 @@ def test_queries_and_keys_are_kept_a_second_time_only_if_they_are_normed():
     assert of(normed).activations - of(LLAMA_8B).activations == pytest.approx(32 * 4096 * 2 * 128 * (32 + 8))
 
 
+def test_what_the_gates_multiply_is_kept_a_second_time_where_the_activation_is_not_fused():
+    """And what the activation gives."""
+    apart, fused = (of(LLAMA_8B, Kernels(fused_activation=each)) for each in (False, True))
+    assert apart.activations - fused.activations == pytest.approx(32 * 4096 * 2 * 2 * 14336)
+
+
+def test_block_wise_fp8_keeps_more_where_norms_are_gathered():
+    """Columns of what two norms give, and what the backward pass has gathered."""
+    precision = dataclasses.replace(TRAINING, precision="bf16_with_fp8_subchannel_scaling_mixed")
+    apart, gathered = (
+        memory.peak(Facts(Layout(64, tp=2, sp=sp), LLAMA_8B, precision, Kernels())).activations for sp in (False, True)
+    )
+    shared = 32 * 4096 * 4096 / 2  # values of a layer's input on each rank
+    assert gathered - apart == pytest.approx(
+        shared * (2 + 3 - (2 * 2 + 2))
+    )  # less inputs in bf16, and norms, cut in two
+
+
 def test_a_recomputed_activation_keeps_nothing_whether_it_is_fused_or_not():
     recomputed = {"recompute": "selective", "recompute_modules": ("moe_act",)}
     fused, apart = (of(MIXTRAL, Kernels(fused_activation=each, **recomputed)) for each in (True, False))
