@@ -31,7 +31,8 @@ STEPS = "training.train_iters: 60"
 WAIT = 400.0  # for what comes when it comes: other work may share this machine
 AT_ONCE = "recovery.backoff_seconds: 0"
 PAGE = 4096
-RANKS_OF = r".*train_rank\.py .*--run=\S*/runs/{}( |$)"
+ZYGOTE = r"megaboa\.bridge\.zygote"
+RANKS_OF = r"\S*train_rank\.py .*--run=\S*/runs/{}( |$)"
 
 
 def fill(disk: Path) -> Path:
@@ -210,11 +211,15 @@ class Faults:
         return max((abs(float.fromhex(one) - float.fromhex(two)) for one, two in both if one != two), default=0.0)
 
     def ranks(self, host: str, run: str | None = None) -> list[int]:
-        return self._processes(host, rf"^\S*python\S* {RANKS_OF.format(run or self.run)}")
+        """Processes with their name; where ranks are forked, those that are."""
+        named = rf"^\S*python\S* {RANKS_OF.format(run or self.run)}"
+        keepers = self._processes(host, ZYGOTE)
+        forked = self._processes(host, named, f"--parent={','.join(map(str, keepers))}") if keepers else []
+        return forked or self._processes(host, named)
 
     def kill_srun(self, host: str) -> None:
         """That of the run's ranks: another run's may be on the host, too."""
-        self.lab.on_node(host, ["pkill", "-KILL", "-f", rf"^srun {RANKS_OF.format(self.run)}"], user="root")
+        self.lab.on_node(host, ["pkill", "-KILL", "-f", rf"^srun .*{RANKS_OF.format(self.run)}"], user="root")
 
     def signal_forked_rank(self, host: str, name: str, when: Path | None = None) -> None:
         """With `launch.tasks: node`, in a first attempt: to the last child of the process that ranks are forked from,
@@ -255,7 +260,7 @@ class Faults:
 
     def has_imported(self, host: str) -> bool:
         """The last process there that keeps ranks has worked for a second or more, and does nothing now."""
-        keepers = self._processes(host, r"megaboa\.bridge\.zygote")
+        keepers = self._processes(host, ZYGOTE)
         if len(keepers) < 2:  # that of the running attempt's ranks is one
             return False
         keeper = max(keepers)
@@ -270,8 +275,8 @@ class Faults:
         """With the process that keeps it, and what it is about to start."""
         return self._processes(host, rf"^\S*python\S* \S*megaboa pretrain \S*/runs/{self.run}/run\.json$")
 
-    def _processes(self, host: str, pattern: str) -> list[int]:
-        found = self.lab.on_node(host, ["pgrep", "-f", pattern], user="root", check=False)
+    def _processes(self, host: str, pattern: str, *options: str) -> list[int]:
+        found = self.lab.on_node(host, ["pgrep", *options, "-f", pattern], user="root", check=False)
         return [int(pid) for pid in found.stdout.split()]
 
     def signal_supervisor(self, host: str, name: str) -> None:

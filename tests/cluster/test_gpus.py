@@ -157,7 +157,9 @@ def faults(make_lab: Callable[..., Lab]) -> Iterator[AllAtOnce]:
     runs = {run: f"{values}, {AT_ONCE}" for run, values in RUNS.items()}
     found = AllAtOnce(lab, SiteClone(lab), runs, hosts="", save_interval=SAVE_INTERVAL)
     config = found.clone.path / found.config
-    if not REHEARSAL:
+    if REHEARSAL:
+        edit(config, "device: cpu", "device: cpu\nlaunch: {tasks: node}")  # the default on GPUs
+    else:
         found.use_gpus()
     edit(config, "models:\n", f"models:\n{MODEL}")
     config.write_text(f"{config.read_text()}model: dense\nexport: {{runs: [quiet]}}\n")

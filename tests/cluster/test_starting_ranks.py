@@ -8,11 +8,13 @@ import shutil
 import sys
 
 import pytest
+from clone import edit
 from image import machine
 from lab import UID
 from site_clone import SHORT
 
 pytestmark = pytest.mark.slow
+A_TASK_EACH = "launch.tasks: rank"
 
 
 def test_layouts_over_two_hosts_agree(clone):
@@ -27,18 +29,25 @@ def test_layouts_over_two_hosts_agree(clone):
 
 
 def test_other_ways_to_start_ranks(clone):
-    """One task per node, a single rank, a wrapper of srun in another place, a preset of the network, a health check."""
+    """One task per node, for an import too, a single rank, a wrapper of srun in another place, a preset of the network,
+    a health check.
+    """
     wrapper = clone.path / "site-srun"
     wrapper.write_text(f'#!/bin/sh\necho "$@" >> {clone.path}/srun-calls\nexec srun "$@"\n')
     wrapper.chmod(0o755)
     runs = {
-        "ranks": f"{SHORT}, resources.nodes: 2, resources.gpus_per_node: 2, launch.network: ethernet",
-        "tasks": f"{SHORT}, resources.nodes: 2, resources.gpus_per_node: 2, launch.tasks: node",
-        "single": f"{SHORT}, launch.srun: {wrapper}, launch.health_check: true",
+        "ranks": f"{SHORT}, resources.nodes: 2, resources.gpus_per_node: 2, launch.network: ethernet, {A_TASK_EACH}",
+        "tasks": f"{SHORT}, resources.nodes: 2, resources.gpus_per_node: 2",
+        "single": f"{SHORT}, launch.srun: {wrapper}, launch.health_check: true, {A_TASK_EACH}",
     }
     config = clone.experiment("ways", runs, save_interval=6)
-    clone.before_training(config)
+    edit(clone.path / config, "init: pretrained", "init: pretrained\n    conversion: {tp: 2, nodes: 2}")
+    edit(clone.path / config, "device: cpu", "device: cpu\nlaunch: {tasks: node}")
+    clone.before_training(config, "data")
     clone.snakemake("pretrain", "--configfile", config)
+    assert clone.json("ways", "models", "dense", "proof.json")["state"] == "PASS"
+    (said,) = clone.path.glob("results/ways/logs/models/dense.import.log.ranks/node-1.log")
+    assert "rank 1" not in said.read_text()  # else it has failed
     ranks, tasks, single = (clone.curve("ways", run) for run in runs)
     assert ranks == tasks and len(ranks) == 12
     assert [step for step, *_ in single] == list(range(1, 13))

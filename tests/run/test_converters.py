@@ -108,8 +108,9 @@ def test_in_a_job_they_are_a_step_of_it_in_the_image(tmp_path, monkeypatch, fake
     unpacked, (command, environment) = seen
     (name,) = [word for word in unpacked[0] if word.startswith("--container-name=")]
     assert unpacked[0][-1] == "true" and name in command, "once on both hosts, and used by the ranks"
-    assert {"--nodes=2", "--ntasks=8", "--ntasks-per-node=4", "--gres=gpu:4", "--cpus-per-task=3"} <= set(command)
+    assert {"--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--gres=gpu:4", "--cpus-per-task=12"} <= set(command)
     assert "--container-image=/i.sqsh" in command and "--container-mounts=/w:/w:rw" in command
+    assert str(allocation.START_NODE) in command and not any(word.startswith("--fork") for word in command)
     assert command[-7:] == ["python3", "megaboa", "import-model", "--out=x", "--tp=8", "--pp=1", "--ep=1"]
     assert environment["MINE"] == "1" and environment["NCCL_IB_TIMEOUT"] == "22"
 

@@ -117,14 +117,16 @@ def started(scontrol, monkeypatch, tmp_path):
 
 
 def test_a_task_per_rank(started):
-    command, logs = started()
+    command, logs = started(tasks="rank")
     assert command[-2:] == ["python", "rank.py"]
     assert {"--nodes=2", "--ntasks=8", "--ntasks-per-node=4", "--cpus-per-task=3", "--gres=gpu:4"} <= set(command)
     assert f"--output={logs}/rank-%t.log" in command
+    assert started("cpu")[0][-2:] == ["python", "rank.py"]  # the default on the CPU
 
 
-def test_a_task_per_node_starts_the_nodes_ranks(started):
-    command, logs = started(tasks="node")
+@pytest.mark.parametrize("asked", [{}, {"tasks": "node"}])  # the default on GPUs
+def test_a_task_per_node_starts_the_nodes_ranks(started, asked):
+    command, logs = started(**asked)
     assert {"--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--cpus-per-task=12"} <= set(command)
     assert f"--output={logs}/node-%n.log" in command
     assert command[-9:] == [

@@ -30,7 +30,7 @@ class Start(Record):
     """How ranks are started."""
 
     starter: Literal["auto", "srun", "local"]
-    tasks: Literal["rank", "node"]
+    tasks: Literal["rank", "node"] | None
     srun: str
     srun_args: tuple[str, ...]
     cpu_bind: str | None

@@ -66,7 +66,10 @@ def to_the_end(
         _need_gpus(count)
     with site.image_shared(place, logs / "image"):
         try:
-            ranks = place.start([site.python_of(launch), *words], count, logs, environment_of(launch, device))
+            environment = environment_of(launch, device)
+            if place.job:  # its keepers are there for the ranks of training
+                environment[local.FORKED] = "0"
+            ranks = place.start([site.python_of(launch), *words], count, logs, environment)
         except FileNotFoundError as error:
             raise InputError(f"the ranks can't be started: there is no {error.filename} here") from None
         try:
@@ -76,7 +79,7 @@ def to_the_end(
             raise
     if not ended.ok:
         raise InputError(_why(ended, AttemptFolder(logs)))
-    return "".join(path.read_text(errors="replace") for path in sorted(logs.glob("*.log")))
+    return "".join(path.read_text(errors="replace") for path in sorted(logs.glob("rank-*.log")))
 
 
 def _need_gpus(ranks: int) -> None:

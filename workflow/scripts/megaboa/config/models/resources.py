@@ -93,8 +93,10 @@ class Launch(Section):
     starter: Literal["auto", "srun", "local"] = key(
         "auto", "start ranks by srun, or on this machine; auto: srun inside a SLURM job"
     )
-    tasks: Literal["rank", "node"] = key(
-        "rank", "a SLURM task per rank, or one per node that starts the node's ranks, as torchrun would"
+    tasks: Literal["rank", "node"] | None = key(
+        None,
+        "a SLURM task per rank, or one per node that starts the node's ranks, as torchrun would; default: `node` on "
+        "GPUs, `rank` on the CPU",
     )
     srun: str = key("srun", "the site's command for srun")
     srun_args: list[str] = key([], "further arguments of srun, such as `--mpi=none`")

@@ -91,7 +91,7 @@ class Allocation:
         return self._start(command, world_size, logs, environment, step_name(logs))
 
     def stand_by(self, command: Sequence[str], world_size: int, logs: Path, environment: Environment) -> None:
-        if self._standby or self._launch.start.tasks != "node" or environment.get(FORKED) == "0":
+        if self._standby or not self._has_one_task_per_node or environment.get(FORKED) == "0":
             return
         if self._plain.runtime == "pyxis":  # a step of the same container's name would be inside that of the ranks
             return
@@ -101,6 +101,11 @@ class Allocation:
             go.write_text("")
             ranks = self._start(command, world_size, logs, environment, standby_name(logs.parent), go)
             self._standby = _Standby(ranks, go, tuple(self.nodes), self._container)
+
+    @property
+    def _has_one_task_per_node(self) -> bool:
+        """By default on GPUs, whose hosts have cores to spare for the import of what stands by."""
+        return (self._launch.start.tasks or ("node" if self._device == "cuda" else "rank")) == "node"
 
     @property
     def stands_by(self) -> bool:
@@ -117,7 +122,7 @@ class Allocation:
     ) -> SrunRanks:
         """`wait`: the file that says when, and what."""
         start, per_node = self._launch.start, self._launch.gpus_per_node
-        one_task = start.tasks == "node"
+        one_task = self._has_one_task_per_node
         if one_task:
             forks = [f"--fork={self._device}"] if environment.get(FORKED) != "0" else []
             waits = [f"--wait={wait}"] if wait else []
