@@ -129,7 +129,7 @@ def measured(saved: Saved, save_at: int, saves: int, interval: int) -> Iterator[
         saved.wait(lambda complete=complete: max(saved.steps(1).values()) > complete, "a step after the save")
         done = saved.steps(1)
         took = {later: done[later] - done[later - 1] for later in done if later - 1 in done}
-        # The first save is compared with the steps before it, in which nothing was written, and so are later ones.
+        # All saves are compared with the steps before the first one.
         usual = usual or statistics.median(seconds for later, seconds in took.items() if WARMUP < later <= step)
         during = [seconds for later, seconds in took.items() if later > step and done[later - 1] <= complete]
         stall = sum(during) - len(during) * usual

@@ -1,6 +1,8 @@
 """Checkpoints read by several threads: the same tensors, and the same errors."""
 
+import resource
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -48,6 +50,21 @@ def test_what_was_saved_comes_back(checkpoint, monkeypatch, ahead):
     assert all(torch.equal(found[name], value) for name, value in STATE.items() if isinstance(value, torch.Tensor))
     assert sorted(planner.copied) == sorted(name for name in STATE if name.startswith("layer"))
     assert planner.threads == {threading.main_thread()}
+
+
+def test_a_checkpoint_may_have_more_files_than_may_be_open(tmp_path, checkpoint):
+    """As many as its ranks had writers."""
+    many = {f"layer.{number}": torch.full((3,), float(number)) for number in range(120)}
+    dcp.save(many, storage_writer=dcp.FileSystemWriter(tmp_path / "many", single_file_per_rank=False), no_dist=True)
+    assert len(list((tmp_path / "many").glob("*.distcp"))) == len(many)
+    into = {name: torch.zeros(3) for name in many}
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(list(Path("/proc/self/fd").iterdir())) + 40, before[1]))
+    try:
+        dcp.load(into, checkpoint_id=tmp_path / "many", no_dist=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert all(torch.equal(into[name], value) for name, value in many.items())
 
 
 def test_a_part_of_a_tensor_is_read(checkpoint):

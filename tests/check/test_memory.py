@@ -138,6 +138,17 @@ def test_block_wise_fp8_keeps_more_where_norms_are_gathered():
     )  # less inputs in bf16, and norms, cut in two
 
 
+def test_what_the_last_backward_pass_left_is_there_once():
+    """However many micro-batches are in flight."""
+    precision = dataclasses.replace(TRAINING, precision="bf16_with_fp8_subchannel_scaling_mixed")
+    given = Facts(Layout(64, tp=2, sp=True, pp=4), LLAMA_8B, precision, Kernels())
+    first = stages(given)[0]
+    left = 3 * 8 * 4096 * 4096 / 2
+    assert activations.left_bytes(given, first) == left
+    need = memory.every_stage(given)[0].activations
+    assert need == pytest.approx(4 * activations.stage_bytes(given, first) + left)
+
+
 def test_a_recomputed_activation_keeps_nothing_whether_it_is_fused_or_not():
     recomputed = {"recompute": "selective", "recompute_modules": ("moe_act",)}
     fused, apart = (of(MIXTRAL, Kernels(fused_activation=each, **recomputed)) for each in (True, False))

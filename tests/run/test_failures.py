@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from megaboa.causes import ACTIONS, CAUSES
+from megaboa.paths import AttemptFolder
 from megaboa.run import failures
 from megaboa.run.failures import Failure, classify
 from megaboa.scheduler.ranks import Ended
@@ -431,3 +432,24 @@ def test_codes_for_colours_are_no_words(tmp_path):
     (tmp_path / "rank-0.log").write_text("the reason\n\x1b[31m\x1b[0m\n")
     tails = failures.read_tails([(0, tmp_path / "rank-0.log")])
     assert classify(Ended(0, 1), tails, steps=0).evidence == "the reason"
+
+
+NODE_FAILED = "srun: error: n2: task 1: Exited with exit code 255\n"
+
+
+def test_a_nodes_task_that_starts_no_rank_says_why(tmp_path):
+    (tmp_path / "srun.log").write_text(NODE_FAILED)
+    (tmp_path / "rank-0.log").write_text("")
+    (tmp_path / "node-0.log").write_text("starts ranks 0 to 3\nRuntimeError: of a rank, which has a log for that\n")
+    (tmp_path / "node-1.log").write_text("FATAL:   could not open image /i.sif\n")
+    failure = classify(Ended(None, 255, "n2"), failures.tails_of(AttemptFolder(tmp_path)), steps=0)
+    assert failure.evidence == "FATAL:   could not open image /i.sif"
+    (tmp_path / "srun.log").unlink()
+    assert failures.tails_of(AttemptFolder(tmp_path))[None] == "FATAL:   could not open image /i.sif\n"
+
+
+def test_an_image_that_no_nodes_task_can_start_in(tmp_path):
+    (tmp_path / "srun.log").write_text(NODE_FAILED)
+    (tmp_path / "node-0.log").write_text(IN_NO_IMAGE)
+    failure = classify(Ended(None, 1, "n1"), failures.tails_of(AttemptFolder(tmp_path)), steps=0)
+    assert failure.evidence.startswith("the image can't be started: failed to create container filesystem")

@@ -124,6 +124,15 @@ def test_a_task_per_rank(started):
     assert started("cpu")[0][-2:] == ["python", "rank.py"]  # the default on the CPU
 
 
+@pytest.mark.parametrize(
+    "asked",
+    [{"cpu_bind": "map_cpu:0,8,16,24"}, {"srun_args": ["--gpus-per-task=1"]}, {"srun_args": ["--gpu-bind=none"]}],
+)
+def test_who_says_what_a_task_gets_has_a_task_per_rank(started, asked):
+    assert started(**asked)[0][-2:] == ["python", "rank.py"]
+    assert str(allocation.START_NODE) in started(**asked, tasks="node")[0]
+
+
 @pytest.mark.parametrize("asked", [{}, {"tasks": "node"}])  # the default on GPUs
 def test_a_task_per_node_starts_the_nodes_ranks(started, asked):
     command, logs = started(**asked)

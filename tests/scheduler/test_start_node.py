@@ -62,7 +62,7 @@ def test_ranks_are_bound_to_their_share_of_the_tasks_processors(start, tmp_path,
 def test_the_task_ends_with_the_code_of_the_rank_that_failed(start):
     process = start("import os, time\nif os.environ['RANK'] == '3': raise SystemExit(5)\ntime.sleep(60)")
     _, said = process.communicate(timeout=20)
-    assert process.returncode == 5 and said == "rank 3 ended with exit code 5\n"
+    assert process.returncode == 5 and said == "starts ranks 2 to 3\nrank 3 ended with exit code 5\n"
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGABRT])
@@ -71,7 +71,7 @@ def test_the_task_ends_as_the_rank_that_was_killed(start, number):
         f"import os, time\nif os.environ['RANK'] == '2': os.kill(os.getpid(), {number.value})\ntime.sleep(60)"
     )
     _, said = process.communicate(timeout=20)
-    assert process.returncode == -number and said == f"rank 2 was killed by {number.name}\n"
+    assert process.returncode == -number and said == f"starts ranks 2 to 3\nrank 2 was killed by {number.name}\n"
 
 
 def test_a_signal_to_all_of_the_step_ends_the_ranks_and_the_task_waits_for_them(start, tmp_path):

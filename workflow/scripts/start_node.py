@@ -20,7 +20,7 @@ from pathlib import Path
 from megaboa.records import StandbyOrder, parse
 from megaboa.run import cores
 from megaboa.scheduler.local import DEVICES, FORKED, KEEPER, POLL_SECONDS, LocalRanks
-from megaboa.scheduler.ranks import STACKS_SIGNAL
+from megaboa.scheduler.ranks import STACKS_SIGNAL, STARTS
 from megaboa.scheduler.registry import cluster
 
 
@@ -58,13 +58,15 @@ def main() -> int:
             order = order_in(arguments.wait)
             command, logs = order.command, Path(order.logs)
             environment = {**environment, **order.environment}
+        first = here.node * arguments.ranks
+        print(f"{STARTS}{first} to {first + arguments.ranks - 1}", file=sys.stderr, flush=True)
         return supervise(
             LocalRanks(
                 command,
                 here.nodes * arguments.ranks,
                 logs,
                 environment,
-                first=here.node * arguments.ranks,
+                first=first,
                 count=arguments.ranks,
                 processors=processors,
             )

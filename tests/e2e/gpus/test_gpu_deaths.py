@@ -65,11 +65,12 @@ def losses_of_attempts(workspace, run):
 def test_a_killed_run_continues_from_what_it_saved_last(interrupted, run):
     lost, after = losses_of_attempts(interrupted, run)
     if run == "copies":
-        assert max(lost) - COPIED_EVERY - 1 <= min(after) <= max(lost) + 1
+        assert max(lost) - 2 * COPIED_EVERY <= min(after) <= max(lost) + 1  # a copy takes its time
         assert (min(after) - 1) % COPIED_EVERY == 0
     else:
         assert min(after) in (SAVE_INTERVAL + 1, 2 * SAVE_INTERVAL + 1)
     assert max(after) == STEPS
     again = sorted(lost.keys() & after.keys())[:20]
+    assert again or run == "copies"
     assert all(abs(lost[step] - after[step]) <= BF16 for step in again)
     assert interrupted.json("long", "runs", run, "train.json")["iteration"] == STEPS

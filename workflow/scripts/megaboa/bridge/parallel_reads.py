@@ -1,19 +1,17 @@
-"""Checkpoints are read by several threads of a rank.
+"""Checkpoints are read by several threads of a rank in training.
 
 PyTorch reads one tensor, copies it to where it belongs, and reads the next: 1 GiB/s a rank on the host of two H200s,
 though the files were in memory (docs/benchmarks/saves.md). Here threads read ahead, and the rank's own thread copies in
-the order of the files, as planners aren't made for several.
+the order of the files, because planners are not thread-safe.
 """
 
 from __future__ import annotations
 
 import io
 import os
-import threading
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 import torch
 from torch.distributed.checkpoint import filesystem
@@ -23,11 +21,11 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint import FileSystemReader
 
 THREADS = 8
-AHEAD_BYTES = 2**32  # of a rank's host memory, or one tensor that is larger
+AHEAD_BYTES = 2**30  # of a rank's host memory, or one tensor that is larger
 
 
 def install() -> None:
-    """For all that reads checkpoints in this process."""
+    """In this process."""
     filesystem.FileSystemReader.read_data = read_data
 
 
@@ -36,22 +34,35 @@ def read_data(self: FileSystemReader, plan: LoadPlan, planner: LoadPlanner) -> t
     in_order = sorted(plan.items, key=lambda item: (places[item].relative_path, places[item].offset))
     reading: deque[tuple[ReadItem, Future]] = deque()
     ahead = 0
-    with _Files(self) as files, ThreadPoolExecutor(min(THREADS, len(os.sched_getaffinity(0)))) as pool:
-        try:
-            for item in in_order:
-                size = places[item].length
-                while reading and ahead + size > AHEAD_BYTES:
-                    ahead -= places[reading[0][0]].length
-                    _hand_over(*reading.popleft(), planner)
-                reading.append((item, pool.submit(files.read, item)))
-                ahead += size
-            while reading:
+    pool = ThreadPoolExecutor(min(THREADS, len(os.sched_getaffinity(0))))
+    try:
+        for item in in_order:
+            size = places[item].length
+            while reading and ahead + size > AHEAD_BYTES:
+                ahead -= places[reading[0][0]].length
                 _hand_over(*reading.popleft(), planner)
-        finally:
-            pool.shutdown(cancel_futures=True)
+            reading.append((item, pool.submit(_read, self, item)))
+            ahead += size
+        while reading:
+            _hand_over(*reading.popleft(), planner)
+    finally:
+        pool.shutdown(cancel_futures=True)
     done: torch.futures.Future[None] = torch.futures.Future()
     done.set_result(None)
     return done
+
+
+def _read(reader: FileSystemReader, item: ReadItem) -> torch.Tensor | io.BytesIO:
+    """The file is opened for each tensor: a checkpoint may have more files than a process may keep open."""
+    place = reader.storage_data[item.storage_index]
+    with reader.fs.create_stream(reader.fs.concat_path(reader.path, place.relative_path), "rb") as file:
+        part = reader._slice_file(file, place)
+        stream = reader.transforms.transform_load_stream(item, place.transform_descriptors or (), part)
+        if item.type == LoadItemType.BYTE_IO:
+            return io.BytesIO(stream.read(-1))
+        seekable = stream if stream.seekable() else io.BytesIO(stream.read(-1))
+        tensor = torch.load(seekable, map_location="cpu", weights_only=True)
+        return filesystem.narrow_tensor_by_index(tensor, item.storage_offsets, item.lengths)
 
 
 def _hand_over(item: ReadItem, read: Future, planner: LoadPlanner) -> None:
@@ -65,35 +76,3 @@ def _hand_over(item: ReadItem, read: Future, planner: LoadPlanner) -> None:
         raise AssertionError(f"req {item.storage_index} mismatch sizes {target.size()} vs {found.size()}")
     target.copy_(found)
     planner.commit_tensor(item, target)
-
-
-class _Files:
-    """A checkpoint's files, which every thread opens for itself, once."""
-
-    def __init__(self, reader: FileSystemReader) -> None:
-        self._reader, self._of_thread = reader, threading.local()
-        self._open, self._lock = ExitStack(), threading.Lock()
-
-    def __enter__(self) -> _Files:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._open.close()
-
-    def read(self, item: ReadItem) -> torch.Tensor | io.BytesIO:
-        reader, place = self._reader, self._reader.storage_data[item.storage_index]
-        part = reader._slice_file(self._opened(place.relative_path), place)
-        stream = reader.transforms.transform_load_stream(item, place.transform_descriptors or (), part)
-        if item.type == LoadItemType.BYTE_IO:
-            return io.BytesIO(stream.read(-1))
-        seekable = stream if stream.seekable() else io.BytesIO(stream.read(-1))
-        tensor = torch.load(seekable, map_location="cpu", weights_only=True)
-        return filesystem.narrow_tensor_by_index(tensor, item.storage_offsets, item.lengths)
-
-    def _opened(self, relative_path: str) -> IO[bytes]:
-        known = vars(self._of_thread)
-        if relative_path not in known:
-            path = self._reader.fs.concat_path(self._reader.path, relative_path)
-            with self._lock:
-                known[relative_path] = self._open.enter_context(self._reader.fs.create_stream(path, "rb"))
-        return known[relative_path]

@@ -59,9 +59,6 @@ def make_fit(device: str, threads: int = 1) -> None:
     latent_attention.without_extra_norm()
     import torch
 
-    from megaboa.bridge import parallel_reads
-
-    parallel_reads.install()
     torch.set_num_threads(threads)
     if device == "cpu":
         from megaboa.bridge import cpu

@@ -81,6 +81,7 @@ def train(folder: RunFolder, store: RunStore, attempt: AttemptFolder, wanted: ar
         datasets,
         forward_steps,
         local_copies,
+        parallel_reads,
         profilers,
         tuning,
         validation,
@@ -124,6 +125,7 @@ def train(folder: RunFolder, store: RunStore, attempt: AttemptFolder, wanted: ar
     forward = forward_step = forward_steps.step_of(kind, run)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     process.leave_in_time(sys.modules[pretrain.__module__])
+    parallel_reads.install()
     if not config.checkpoint.async_save:
         process.save_in_foreground()
     wheels.keep_compiled_helpers(initialize)

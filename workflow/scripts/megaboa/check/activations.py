@@ -19,7 +19,7 @@ from megaboa.check.stages import Stage
 # (triton/cross_entropy.py, cross_entropy_forward).
 LOSS_BYTES = {"native": 10, "te": 4, "unfused": 14, "ours": 4}
 # Bytes for each value of a layer's input on a rank, in block-wise FP8: what the last backward pass gathered from other
-# tensor ranks, and has not freed yet. 5.4 were seen in a snapshot of 8 layers, 2.5 are missing in a run of 32.
+# tensor ranks, and has not freed yet. Fitted: 5.4 in a snapshot of 8 layers, 2.5 explain a run of 32.
 LEFT_BY_GATHERS = 3
 LOW = {"fp8": 1.0, "mxfp8": 1.0 + 1 / 32, "nvfp4": 0.5 + 1 / 16}  # bytes per value, scales included
 
@@ -29,9 +29,14 @@ def stage_bytes(f: Facts, stage: Stage) -> float:
     last = (f.model.layers or 1) - 1  # after which layers for multi-token prediction are made
     kept_whole = f.kernels.recompute != "full" or f.kernels.recompute_method == "block"  # megatron-core skips them
     prediction = layer_bytes(f, last) if kept_whole else _input_bytes(f)
-    left = LEFT_BY_GATHERS * _tokens(f) * (f.model.hidden or 0) / _shared(f) if _gathers_blocks(f) else 0.0
-    kept = sum(_chunk_bytes(f, chunk) for chunk in stage.chunks) + stage.mtp * prediction
-    return kept + left * len(stage.layers)
+    return sum(_chunk_bytes(f, chunk) for chunk in stage.chunks) + stage.mtp * prediction
+
+
+def left_bytes(f: Facts, stage: Stage) -> float:
+    """What the last backward pass has not freed."""
+    if not _gathers_blocks(f) or f.is_frozen:
+        return 0.0
+    return LEFT_BY_GATHERS * len(stage.layers) * _tokens(f) * (f.model.hidden or 0) / _shared(f)
 
 
 def _chunk_bytes(f: Facts, layers: Sequence[int]) -> float:

@@ -79,7 +79,7 @@ def every_stage(f: Facts) -> list[Breakdown]:
 def _stage(f: Facts, stage: Stage) -> Breakdown:
     held = parameters.of_stage(f, stage)
     states = _frozen_states(f, held, adapters.of_stage(f, stage)) if f.is_frozen else _states(f, held)
-    kept = activations.stage_bytes(f, stage) * in_flight(f, stage.number)
+    kept = activations.stage_bytes(f, stage) * in_flight(f, stage.number) + activations.left_bytes(f, stage)
     logits = activations.logits_bytes(f) * (1 + stage.mtp) if stage.loss else 0.0
     inside = activations.backward_bytes(f, stage) + activations.recomputed_bytes(f, stage)
     workspace = WORKSPACE + _unused_gradients(f, stage)

@@ -128,7 +128,7 @@ def tensor_ranks_stay_in_a_node(f: Facts) -> Broken | None:
 
 
 def tasks_are_ranks(f: Facts) -> Broken | None:
-    """The scheduler gives each node resources.gpus_per_node tasks and GPUs: every task is a rank with one GPU."""
+    """The scheduler gives each node resources.gpus_per_node tasks and GPUs."""
     asked = f.cluster.tasks_per_node
     if asked is None or asked == f.cluster.gpus_per_node:
         return None

@@ -31,7 +31,7 @@ from megaboa.records import (
     read_steps,
 )
 from megaboa.run import checkpoints, claims, ledger
-from megaboa.run.failures import read_tails
+from megaboa.run.failures import tails_of
 from megaboa.run.gpu_use import use_of
 from megaboa.run.identity import is_outdated, is_trained
 from megaboa.scheduler.registry import cluster
@@ -197,7 +197,7 @@ def _of_failure(folder: RunFolder, store: RunStore, end: AttemptEnd, facts: Fact
 
 
 def _trouble(store: RunStore, end: AttemptEnd) -> troubles.Trouble:
-    logs = read_tails(store.attempt(end.attempt).logs.items())
+    logs = tails_of(store.attempt(end.attempt))
     return troubles.trouble(str(end.cause), end.detail or "", logs)
 
 

@@ -67,7 +67,7 @@ def to_the_end(
     with site.image_shared(place, logs / "image"):
         try:
             environment = environment_of(launch, device)
-            if place.job:  # its keepers are there for the ranks of training
+            if place.job:  # what a node's task forks ranks from can only train
                 environment[local.FORKED] = "0"
             ranks = place.start([site.python_of(launch), *words], count, logs, environment)
         except FileNotFoundError as error:
@@ -111,7 +111,7 @@ def _why(ended: Ended, folder: AttemptFolder) -> str:
     """In one sentence. A rank that has one of its own is the cause: its peers lose their connections to it, and may be
     the first to end. What that rank has said before, the checks of a proof for instance, is printed.
     """
-    tails = failures.read_tails(folder.logs.items())
+    tails = failures.tails_of(folder)
     for rank in sorted(rank for rank in tails if rank is not None):
         if found := list(SENTENCE.finditer(tails[rank])):
             print(tails[rank][: found[-1].start()], end="")

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from megaboa.causes import CAUSES, EXCEPTION, INTERRUPT, Cause, Failure
 from megaboa.image.tools import plain, why_not_started
-from megaboa.scheduler.ranks import Ended
+from megaboa.paths import AttemptFolder
+from megaboa.scheduler.ranks import STARTS, Ended
 
 TAIL_BYTES = 65_536
 OTHERS_LENGTH = 32_768  # of what is looked at in the logs of ranks that weren't the first to fail
@@ -76,13 +77,17 @@ def _of_its_own(logs: Mapping[int | None, str], order: Iterable[int | None]) -> 
 
 
 class Tails(Mapping[int | None, str]):
-    """The ends of logs, each read when it is asked for."""
+    """The ends of logs, each read when it is asked for. Under None also those of nodes' tasks that started no rank."""
 
     def __init__(self, logs: Iterable[tuple[int | None, Path]]):
-        self._paths = {rank: path for rank, path in logs if path.exists()}
+        self._paths: dict[int | None, list[Path]] = {}
+        for rank, path in logs:
+            if path.exists():
+                self._paths.setdefault(rank, []).append(path)
 
     def __getitem__(self, rank: int | None) -> str:
-        return _tail(self._paths[rank])
+        said = [_tail(path) for path in self._paths[rank]]
+        return "".join(text for text in said if rank is not None or STARTS not in text)
 
     def __iter__(self) -> Iterator[int | None]:
         return iter(self._paths)
@@ -93,6 +98,11 @@ class Tails(Mapping[int | None, str]):
 
 def read_tails(logs: Iterable[tuple[int | None, Path]]) -> Tails:
     return Tails(logs)
+
+
+def tails_of(folder: AttemptFolder) -> Tails:
+    nodes = sorted(folder.path.glob("node-*.log"))
+    return Tails([*folder.logs.items(), *((None, path) for path in nodes)])
 
 
 def _said(

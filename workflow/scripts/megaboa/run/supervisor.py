@@ -313,7 +313,7 @@ def _why(call: Call, target: AttemptFolder, watched: Watched, started: float) ->
         return interruption
     if watched.reason:
         return Failure(watched.reason, watched.evidence)
-    tails = failures.read_tails(target.logs.items())
+    tails = failures.tails_of(target)
     start = ledger.starts(call.entries)[-1]
     begun = trusted_copies.beginning(target) or (0 if start.parent else start.resumed_from)
     failure = failures.classify(watched.ended, tails, len(_steps(target)), begun)

@@ -29,7 +29,7 @@ from megaboa.paths import AttemptFolder, ExperimentFolder, RunFolder, RunStore
 from megaboa.records import InsideAsked, RankEnd, Setting, Trial, Tried, TuneSpec, Tuning, Worth, plain, write
 from megaboa.run import site as sites
 from megaboa.run.command import RANK_SCRIPT, environment_digest, rank_environment
-from megaboa.run.failures import classify, read_tails
+from megaboa.run.failures import classify, tails_of
 from megaboa.run.identity import identity_of
 from megaboa.run.inputs import check_data, check_image, check_nodes
 from megaboa.scheduler import local
@@ -201,7 +201,7 @@ class Trials:
             return _changed(
                 found, state="measured", steps=steps, gib=reserved, tensors_gib=tensors, losses=tuple(losses)
             )
-        failure = classify(ended, read_tails(target.logs.items()), len(done))
+        failure = classify(ended, tails_of(target), len(done))
         state = "out_of_memory" if failure.cause == "out_of_memory" else "failed"
         return _changed(found, state=state, why=failure.evidence, log=log)
 

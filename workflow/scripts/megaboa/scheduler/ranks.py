@@ -22,6 +22,7 @@ from typing import Protocol
 STACKS_SIGNAL = signal.SIGUSR2
 # So long may ranks still say why they end when another has failed. In a collective, on a GPU, they wait for ever.
 LAST_WORDS_SECONDS = 3.0
+STARTS = "starts ranks "  # what a node's task writes to its log before it does
 _SIOCGIFADDR = 0x8915
 
 

@@ -96,7 +96,8 @@ class Launch(Section):
     tasks: Literal["rank", "node"] | None = key(
         None,
         "a SLURM task per rank, or one per node that starts the node's ranks, as torchrun would; default: `node` on "
-        "GPUs, `rank` on the CPU",
+        "GPUs, `rank` on the CPU and where `cpu_bind` or `srun_args` say what each task gets (`map_cpu:0,8`, "
+        "`--gpus-per-task=1`)",
     )
     srun: str = key("srun", "the site's command for srun")
     srun_args: list[str] = key([], "further arguments of srun, such as `--mpi=none`")

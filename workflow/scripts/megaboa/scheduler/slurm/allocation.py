@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 import shutil
 import subprocess
@@ -52,6 +53,8 @@ done
 # A job that outlives its nodes (sbatch --no-kill) also outlives that of its batch script, and then does nothing for the
 # rest of its wall time. So another node looks at the supervisor's, and puts the job back. Arguments: the node, and the
 # seconds between two looks.
+# srun's options that say what a task gets, or the lists of them, mean another thing where a task has several ranks.
+OF_EACH_TASK = re.compile(r"per-task|per-gpu|gpu-bind|\b(?:map|mask)_|\brank")
 GUARD_SECONDS = 5
 GUARD = """
 while sleep "$2"; do
@@ -104,8 +107,12 @@ class Allocation:
 
     @property
     def _has_one_task_per_node(self) -> bool:
-        """By default on GPUs, whose hosts have cores to spare for the import of what stands by."""
-        return (self._launch.start.tasks or ("node" if self._device == "cuda" else "rank")) == "node"
+        """By default on GPUs, whose hosts have spare cores to prepare the next attempt. Not where the user has said
+        what each task gets."""
+        start = self._launch.start
+        if start.tasks:
+            return start.tasks == "node"
+        return self._device == "cuda" and not any(map(OF_EACH_TASK.search, [start.cpu_bind or "", *start.srun_args]))
 
     @property
     def stands_by(self) -> bool:
