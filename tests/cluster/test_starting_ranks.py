@@ -14,7 +14,7 @@ from lab import UID
 from site_clone import SHORT
 
 pytestmark = pytest.mark.slow
-A_TASK_EACH = "launch.tasks: rank"
+ONE_TASK = "launch.tasks: node"  # on each node: the default on GPUs
 
 
 def test_layouts_over_two_hosts_agree(clone):
@@ -36,25 +36,24 @@ def test_other_ways_to_start_ranks(clone):
     wrapper.write_text(f'#!/bin/sh\necho "$@" >> {clone.path}/srun-calls\nexec srun "$@"\n')
     wrapper.chmod(0o755)
     runs = {
-        "ranks": f"{SHORT}, resources.nodes: 2, resources.gpus_per_node: 2, launch.network: ethernet, {A_TASK_EACH}",
-        "tasks": f"{SHORT}, resources.nodes: 2, resources.gpus_per_node: 2",
-        "single": f"{SHORT}, launch.srun: {wrapper}, launch.health_check: true, {A_TASK_EACH}",
+        "tasks": f"{SHORT}, resources.nodes: 2, resources.gpus_per_node: 2, {ONE_TASK}",  # and so the import
+        "ranks": f"{SHORT}, resources.nodes: 2, resources.gpus_per_node: 2, launch.network: ethernet",
+        "single": f"{SHORT}, launch.srun: {wrapper}, launch.health_check: true",
     }
     config = clone.experiment("ways", runs, save_interval=6)
     edit(clone.path / config, "init: pretrained", "init: pretrained\n    conversion: {tp: 2, nodes: 2}")
-    edit(clone.path / config, "device: cpu", "device: cpu\nlaunch: {tasks: node}")
     clone.before_training(config, "data")
     clone.snakemake("pretrain", "--configfile", config)
     assert clone.json("ways", "models", "dense", "proof.json")["state"] == "PASS"
     (said,) = clone.path.glob("results/ways/logs/models/dense.import.log.ranks/node-1.log")
     assert "rank 1" not in said.read_text()  # else it has failed
-    ranks, tasks, single = (clone.curve("ways", run) for run in runs)
+    tasks, ranks, single = (clone.curve("ways", run) for run in runs)
     assert ranks == tasks and len(ranks) == 12
     assert [step for step, *_ in single] == list(range(1, 13))
     logs = sorted(path.name for path in (clone.store("ways", "tasks") / "attempts" / "01").glob("rank-*.log"))
     assert logs == [f"rank-{rank}.log" for rank in range(4)]
     forked = {run: '"keeper"' in (clone.store("ways", run) / "attempts/01/steps.jsonl").read_text() for run in runs}
-    assert forked == {"ranks": False, "tasks": True, "single": False}
+    assert forked == {"tasks": True, "ranks": False, "single": False}
     for rank in range(4):  # every one of them, not only the last, which writes the steps
         said = (clone.store("ways", "tasks") / "attempts" / "01" / f"rank-{rank}.log").read_text()
         assert "imports for itself" not in said
@@ -66,13 +65,13 @@ def test_other_ways_to_start_ranks(clone):
 
 @pytest.mark.skipif(not shutil.which("apptainer"), reason="there is no apptainer (.ci/install_apptainer)")
 def test_an_image_is_started_by_apptainer_on_two_hosts(clone, tmp_path):
-    """By an ordinary user; the losses are those of the same ranks without an image."""
+    """By an ordinary user, one task on each, whose ranks are forked; the losses are those of ranks without an image."""
     machine.require()
     image = clone.path / "debian.sif"
     machine.sif(image, tmp_path / "debian")
     os.chown(image, UID, UID)
     config = clone.experiment(
-        "boxed", {"inside": f"{SHORT}, resources.nodes: 2, resources.gpus_per_node: 2"}, save_interval=6
+        "boxed", {"inside": f"{SHORT}, resources.nodes: 2, resources.gpus_per_node: 2, {ONE_TASK}"}, save_interval=6
     )
     with (clone.path / config).open("a") as file:
         file.write(f"image: {{runtime: apptainer, path: {image}, mounts: {machine.MOUNTS}}}\n")
@@ -82,6 +81,7 @@ def test_an_image_is_started_by_apptainer_on_two_hosts(clone, tmp_path):
     assert clone.json("boxed", "image.json")["contract"]["how"] == "apptainer"
     (start,) = clone.starts("boxed", "inside")
     assert len(start["nodes"]) == 2
+    assert '"keeper"' in (clone.store("boxed", "inside") / "attempts/01/steps.jsonl").read_text()
     assert clone.curve("boxed", "inside") == clone.curve("ways", "ranks")
 
 

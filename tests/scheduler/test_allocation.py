@@ -602,6 +602,29 @@ def test_what_stands_by_in_vain_is_ended(two_nodes, tmp_path, monkeypatch, why):
     assert two_nodes.start(["python", "rank.py"], 8, tmp_path / "02", {}).name == "attempt-02" and waiting.killed
 
 
+@pytest.mark.parametrize(
+    ("megabytes", "asked", "stands_by"),
+    [
+        (None, {}, True),
+        ("0", {}, True),
+        ("16000", {}, False),  # four ranks, each with what a rank is given by default
+        ("18600", {}, True),
+        ("16000", {"tasks": "node"}, True),
+    ],
+)
+def test_by_default_only_who_has_memory_to_spare_stands_by(
+    scontrol, monkeypatch, tmp_path, megabytes, asked, stands_by
+):
+    scontrol()
+    monkeypatch.setattr(allocation, "SrunRanks", Waiting)
+    monkeypatch.delenv("SLURM_MEM_PER_NODE", raising=False)
+    if megabytes:
+        monkeypatch.setenv("SLURM_MEM_PER_NODE", megabytes)
+    place = Allocation(JOB, launch(**asked), "cuda", NO_CONTAINER)
+    place.stand_by(["python", "rank.py"], 8, tmp_path / "01" / "standby", {})
+    assert place.stands_by is stands_by
+
+
 def test_a_task_per_rank_has_nothing_that_stands_by(scontrol, tmp_path):
     scontrol()
     place = Allocation(JOB, launch(), "cpu", NO_CONTAINER)

@@ -55,6 +55,7 @@ done
 # seconds between two looks.
 # srun's options that say what a task gets, or the lists of them, mean another thing where a task has several ranks.
 OF_EACH_TASK = re.compile(r"per-task|per-gpu|gpu-bind|\b(?:map|mask)_|\brank")
+RANK_MB, STANDBY_MB, STANDBY_MB_PER_RANK = 4000, 1000, 400  # of the host's memory
 GUARD_SECONDS = 5
 GUARD = """
 while sleep "$2"; do
@@ -96,6 +97,8 @@ class Allocation:
     def stand_by(self, command: Sequence[str], world_size: int, logs: Path, environment: Environment) -> None:
         if self._standby or not self._has_one_task_per_node or environment.get(FORKED) == "0":
             return
+        if not self._launch.start.tasks and not self._has_memory_to_spare():
+            return
         if self._plain.runtime == "pyxis":  # a step of the same container's name would be inside that of the ranks
             return
         with contextlib.suppress(OSError):
@@ -113,6 +116,12 @@ class Allocation:
         if start.tasks:
             return start.tasks == "node"
         return self._device == "cuda" and not any(map(OF_EACH_TASK.search, [start.cpu_bind or "", *start.srun_args]))
+
+    def _has_memory_to_spare(self) -> bool:
+        """For what stands by, of what the job has on each node; 0 is all that there is."""
+        given, ranks = os.environ.get("SLURM_MEM_PER_NODE", "0"), self._launch.gpus_per_node
+        enough = ranks * RANK_MB + STANDBY_MB + ranks * STANDBY_MB_PER_RANK
+        return not given.isdigit() or int(given) == 0 or int(given) >= enough
 
     @property
     def stands_by(self) -> bool:
