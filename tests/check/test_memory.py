@@ -133,9 +133,8 @@ def test_block_wise_fp8_keeps_more_where_norms_are_gathered():
         memory.peak(Facts(Layout(64, tp=2, sp=sp), LLAMA_8B, precision, Kernels())).activations for sp in (False, True)
     )
     shared = 32 * 4096 * 4096 / 2  # values of a layer's input on each rank
-    assert gathered - apart == pytest.approx(
-        shared * (2 + 3 - (2 * 2 + 2))
-    )  # less inputs in bf16, and norms, cut in two
+    cut_in_two = 2 * 2 + 2  # inputs in bf16, and what norms give
+    assert gathered - apart == pytest.approx(shared * (2 + 3 - cut_in_two))
 
 
 def test_what_the_last_backward_pass_left_is_there_once():

@@ -19,14 +19,14 @@ KILLED_AT = 250  # or a few steps later
 SHARDINGS = {"fsdp-1": "optim", "fsdp-2": "optim_grads", "fsdp-3": "optim_grads_params"}  # no_shard can't be saved
 RUNS = {
     "dp2": f"{{{TWO}}}",  # saves in the background, as the next one does, as a large model is saved
-    # What changes nothing, as there are no experts, makes each a run of its own.
+    # Runs must differ in more than how they save; without experts this loss has no effect.
     "dp2-shards": f"{{{TWO}, checkpoint.reshardable: false, overrides.model.moe_aux_loss_coeff: 1}}",
     "copies": f"{{{TWO}, checkpoint.local.every: {COPIED_EVERY}, overrides.model.moe_aux_loss_coeff: 2}}",  # in /tmp
     **{run: f"{{{TWO}, parallel.fsdp: megatron, parallel.fsdp_sharding: {kind}}}" for run, kind in SHARDINGS.items()},
 }
 
 
-def long_runs(workspace):
+def configuration(workspace):
     config = experiment(workspace, "long", RUNS, init="scratch")
     edit(config, "train_iters: 20", f"train_iters: {STEPS}")
     edit(config, "save_interval: 10", f"save_interval: {SAVE_INTERVAL}")
@@ -36,7 +36,7 @@ def long_runs(workspace):
 
 @pytest.fixture(scope="module")
 def interrupted(workspace):
-    config = long_runs(workspace)
+    config = configuration(workspace)
     process = start(workspace, config, "pretrain")
     waiting, deadline = set(RUNS), time.monotonic() + 240
     while waiting and process.poll() is None and time.monotonic() < deadline:

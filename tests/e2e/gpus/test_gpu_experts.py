@@ -19,11 +19,15 @@ RUNS = {"ep1": f"{{{FP32_RUN}}}", "ep2": f"{{{FP32_RUN}, {TWO}, parallel.ep: 2}}
 MODEL = "model_type: qwen3_moe, num_experts: 4, num_experts_per_tok: 2, moe_intermediate_size: 32,"
 
 
+def configuration(workspace):
+    return experiment(workspace, "experts", RUNS, model=MODEL, proved=("ep2",))
+
+
 @pytest.fixture(scope="module")
 def on_the_cpu(workspace):
     reference = experiment(workspace, "experts-reference", {"ep1": RUNS["ep1"]}, device="cpu", model=MODEL)
     done(workspace, reference, "pretrain")
-    done(workspace, experiment(workspace, "experts", RUNS, model=MODEL, proved=("ep2",)), "pretrain", "export")
+    done(workspace, configuration(workspace), "pretrain", "export")
     return losses(workspace, "experts-reference", "ep1")
 
 

@@ -14,9 +14,13 @@ RUNS = {
 }
 
 
+def configuration(workspace):
+    return experiment(workspace, "short", RUNS, init="scratch", seq_length=64)
+
+
 @pytest.fixture(scope="module")
 def eager(workspace):
-    done(workspace, experiment(workspace, "short", RUNS, init="scratch", seq_length=64), "pretrain")
+    done(workspace, configuration(workspace), "pretrain")
     return losses(workspace, "short", "eager")
 
 

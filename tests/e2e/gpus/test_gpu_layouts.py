@@ -31,11 +31,15 @@ RUNS = {
 PROVED = ("one", "tp2-sp", "pp2")
 
 
+def configuration(workspace):
+    return experiment(workspace, "dense", RUNS, proved=PROVED)
+
+
 @pytest.fixture(scope="module")
 def on_the_cpu(workspace):
     """Losses of one run on the CPU, beside which all runs on GPUs have been made."""
     done(workspace, experiment(workspace, "reference", {"one": RUNS["one"]}, device="cpu"), "pretrain")
-    done(workspace, experiment(workspace, "dense", RUNS, proved=PROVED), "pretrain", "export")
+    done(workspace, configuration(workspace), "pretrain", "export")
     return losses(workspace, "reference", "one")
 
 

@@ -35,14 +35,18 @@ def smi():
     return {row["uuid"]: row for row in rows[:2]}
 
 
-@pytest.fixture(scope="module")
-def trained(workspace):
+def configuration(workspace):
     config = experiment(workspace, "sampled", {"dp2": f"{{{TWO}}}"}, init="scratch")
     edit(config, "train_iters: 20", f"train_iters: {STEPS}")
     edit(config, "save_interval: 10", f"save_interval: {STEPS}")
     edit(config, "seq_length: 128", "seq_length: 128, precision: bf16_mixed")
     edit(config, "launch: {", f"launch: {{gpu_sampling_seconds: {SECONDS}, ")
-    done(workspace, config)
+    return config
+
+
+@pytest.fixture(scope="module")
+def trained(workspace):
+    done(workspace, configuration(workspace))
     return workspace
 
 

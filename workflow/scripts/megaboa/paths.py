@@ -644,6 +644,11 @@ class AttemptFolder:
         return {**ranks, None: self.path / "srun.log"}
 
     @property
+    def node_logs(self) -> list[Path]:
+        """Of nodes' tasks that start the ranks."""
+        return sorted(self.path.glob("node-*.log"))
+
+    @property
     def flight(self) -> str:
         """How files begin in which ranks tell what they waited for; the rank's number follows."""
         return str(self.path / "flight-rank-")

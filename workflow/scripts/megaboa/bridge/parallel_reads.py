@@ -11,14 +11,10 @@ import io
 import os
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING
 
 import torch
-from torch.distributed.checkpoint import filesystem
+from torch.distributed.checkpoint import FileSystemReader, filesystem
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
-
-if TYPE_CHECKING:
-    from torch.distributed.checkpoint import FileSystemReader
 
 THREADS = 8
 AHEAD_BYTES = 2**30  # of a rank's host memory, or one tensor that is larger
@@ -26,7 +22,7 @@ AHEAD_BYTES = 2**30  # of a rank's host memory, or one tensor that is larger
 
 def install() -> None:
     """In this process."""
-    filesystem.FileSystemReader.read_data = read_data
+    FileSystemReader.read_data = read_data
 
 
 def read_data(self: FileSystemReader, plan: LoadPlan, planner: LoadPlanner) -> torch.futures.Future[None]:

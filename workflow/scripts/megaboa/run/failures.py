@@ -101,8 +101,7 @@ def read_tails(logs: Iterable[tuple[int | None, Path]]) -> Tails:
 
 
 def tails_of(folder: AttemptFolder) -> Tails:
-    nodes = sorted(folder.path.glob("node-*.log"))
-    return Tails([*folder.logs.items(), *((None, path) for path in nodes)])
+    return Tails([*folder.logs.items(), *((None, path) for path in folder.node_logs)])
 
 
 def _said(

@@ -50,12 +50,13 @@ done
 """
 
 
+# Options of srun for each task: they mean something else where one task has several ranks.
+OF_EACH_TASK = re.compile(r"per-task|per-gpu|gpu-bind|\b(?:map|mask)_|\brank")
+# Of the host's memory: a rank (the default of resources.mem_mb_per_rank), what stands by on a node, and for each rank.
+RANK_MB, STANDBY_MB, STANDBY_MB_PER_RANK = 4000, 1000, 400
 # A job that outlives its nodes (sbatch --no-kill) also outlives that of its batch script, and then does nothing for the
 # rest of its wall time. So another node looks at the supervisor's, and puts the job back. Arguments: the node, and the
 # seconds between two looks.
-# srun's options that say what a task gets, or the lists of them, mean another thing where a task has several ranks.
-OF_EACH_TASK = re.compile(r"per-task|per-gpu|gpu-bind|\b(?:map|mask)_|\brank")
-RANK_MB, STANDBY_MB, STANDBY_MB_PER_RANK = 4000, 1000, 400  # of the host's memory
 GUARD_SECONDS = 5
 GUARD = """
 while sleep "$2"; do
