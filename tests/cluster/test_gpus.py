@@ -111,10 +111,11 @@ class AllAtOnce(Faults):
         self.clone.needed = self.process
         with ThreadPoolExecutor() as pool:
             self.undisturbed = pool.submit(self.wait_for, UNDISTURBED)
+            self.imported = pool.submit(self.wait_for, (IMPORTED,))
             self.refused = pool.submit(return_unsound_hosts, self, dict(zip(UNSOUND, later, strict=False)))
             self.lost = pool.submit(lose_a_rank_and_a_host, self)
             self.late = pool.submit(preempt_and_run_out_of_time, self)
-            done = [self.undisturbed, self.refused, self.lost, self.late, pool.submit(self.wait_for, (IMPORTED,))]
+            done = [self.undisturbed, self.refused, self.lost, self.late, self.imported]
             wait(done)
             self.admin("update", f"NodeName={later[-1]}", "State=RESUME")
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -305,13 +306,14 @@ def with_a_checkpoint(faults: AllAtOnce, run: str, attempt: int) -> tuple[str, f
 
 def lose_a_rank_and_a_host(faults: AllAtOnce) -> list[Event]:
     host, _ = with_a_checkpoint(faults, LOST, 1)
-    faults.signal_rank(host, "STOP", LOST)  # until its host's GPU can be checked
+    faults.signal_rank(host, "STOP", LOST)  # until its host's GPU can be checked, which has no other run then
     faults.undisturbed.result()
+    faults.imported.result()
     killed = time.time()
     faults.signal_rank(host, "KILL", LOST)
 
     lost, _ = with_a_checkpoint(faults, LOST, 2)
-    assert lost == host
+    assert lost == host, faults.ends(LOST)
     crashed = time.time()
     faults.lab.crash(lost)
     assert faults.wait_for_start(LOST, 3)["nodes"] != [lost]

@@ -41,7 +41,7 @@ def test_a_save_in_the_background_is_marked_when_it_is_over_and_no_folder_is_inv
 
 def test_nothing_saved_yet(tmp_path):
     assert checkpoints.latest(tmp_path / "missing") == 0
-    assert checkpoints.remove_unfinished(tmp_path / "missing") == []
+    assert checkpoints.hide_unfinished(tmp_path / "missing") == []
 
 
 def test_iterations_of_any_length(tmp_path):
@@ -52,9 +52,12 @@ def test_iterations_of_any_length(tmp_path):
 
 def test_unfinished_saves_are_removed_and_nothing_else(tmp_path):
     save(tmp_path, 10)
-    save(tmp_path, 20, complete=False)
     (tmp_path / "notes").mkdir()
-    assert checkpoints.remove_unfinished(tmp_path) == [checkpoints.folder(tmp_path, 20)]
+    for _ in range(3):  # before anybody has deleted the files of those before
+        save(tmp_path, 20, complete=False)
+        assert checkpoints.hide_unfinished(tmp_path) == [checkpoints.folder(tmp_path, 20)]
+    assert len(list(tmp_path.iterdir())) == 5 and checkpoints.complete_iterations(tmp_path) == [10]
+    checkpoints.delete_retired(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["iter_0000010", "notes"]
 
 
@@ -132,7 +135,7 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_it_counts(tmp_path
     aside = checkpoints.distrust(tmp_path, 20)
     assert not folder.exists() and (aside / "__0_0.distcp").exists() and aside.parent == tmp_path
     assert checkpoints.complete_iterations(tmp_path) == [10]
-    assert checkpoints.remove_unfinished(tmp_path) == [] and aside.exists()
+    assert checkpoints.hide_unfinished(tmp_path) == [] and aside.exists()
 
 
 def test_a_checkpoint_can_be_damaged_again(tmp_path):
@@ -309,7 +312,8 @@ def test_who_is_killed_while_removing_leaves_nothing_that_looks_complete(tmp_pat
             left = checkpoints.complete_iterations(root)
             assert 30 in left and all(checkpoints.damage(root, iteration) is None for iteration in left)
             halfway += len(list(root.iterdir())) > 1
-            checkpoints.remove_unfinished(root)
+            checkpoints.hide_unfinished(root)
+            checkpoints.delete_retired(root)
             assert [path.name for path in root.iterdir() if path.name.startswith(checkpoints.REMOVED)] == []
     assert halfway, "no kill came in time"
 

@@ -127,6 +127,25 @@ def test_a_gpu_that_has_not_ended_what_the_others_have_is_told():
     assert judge({**late, 0: replace(late[0], groups=ALL_OF_NCCL)}, 4).kind == "missing"
 
 
+def test_a_gpu_that_has_not_begun_what_those_of_the_others_have_is_told():
+    """As one that stands still, where NCCL takes the time of collectives."""
+
+    def rank(state, **more):
+        return replace(flight.dump_of({"entries": [entry(3, state=state)], "pg_status": {}}), **more)
+
+    dumps = {0: rank("scheduled"), 1: rank("started"), 2: rank("started")}
+    found = judge(dumps, 3)
+    assert (found.kind, found.ranks, found.waiting) == ("unbegun", (0,), (1, 2))
+    assert str(found) == "all_reduce 3 of Float [4] (group 0) began on rank 1, 2 and not on the GPU of rank 0"
+    assert judge(dict.fromkeys(range(3), dumps[0]), 3).kind == "joined", "NCCL takes no time"
+    assert judge(dict.fromkeys(range(3), dumps[1]), 3).kind == "joined", "the network"
+    # What 0 has not begun waits for another collective on its GPU, to which 3 hasn't come.
+    pair = {"1": frozenset({0, 3})}
+    elsewhere = flight.dump_of({"entries": [entry(3), entry(9, "1", "started")], "pg_status": {}})
+    late = {**dumps, 0: replace(elsewhere, groups=pair), 3: Dump({}, pair)}
+    assert (judge(late, 4).kind, judge(late, 4).ranks) == ("missing", (3,))
+
+
 def test_who_waits_in_what_all_have_joined_is_not_the_one_to_look_at():
     """0 has not got the end of what 1 has done, so 1 waits for it elsewhere: the network, and not what 0 does."""
     pair = {"tensor": frozenset({0, 1}), "world": frozenset({0, 1})}

@@ -16,6 +16,7 @@ pytestmark = on_two_gpus
 
 STEPS, SAVE_INTERVAL, COPIED_EVERY = 600, 200, 20
 KILLED_AT = 250  # or a few steps later
+PATIENCE = 200.0  # for each run: they take turns, as each has both GPUs, and took about 75 s on two H100s
 SHARDINGS = {"fsdp-1": "optim", "fsdp-2": "optim_grads", "fsdp-3": "optim_grads_params"}  # no_shard can't be saved
 RUNS = {
     "dp2": f"{{{TWO}}}",  # saves in the background, as the next one does, as a large model is saved
@@ -38,7 +39,7 @@ def configuration(workspace):
 def interrupted(workspace):
     config = configuration(workspace)
     process = start(workspace, config, "pretrain")
-    waiting, deadline = set(RUNS), time.monotonic() + 240
+    waiting, deadline = set(RUNS), time.monotonic() + PATIENCE * len(RUNS)
     while waiting and process.poll() is None and time.monotonic() < deadline:
         for run in sorted(waiting):
             link = workspace.results("long", "runs", run, "attempts.jsonl")
@@ -47,7 +48,7 @@ def interrupted(workspace):
                 waiting.remove(run)
         time.sleep(0.2)
     with contextlib.suppress(subprocess.TimeoutExpired):
-        print(process.communicate(timeout=300)[0])
+        print(process.communicate(timeout=PATIENCE)[0])
     kill_group(process)
     return workspace
 

@@ -23,6 +23,8 @@ from megaboa.scheduler.ranks import STACKS_SIGNAL
 PREFIX = "TORCH_FR_DUMP_TEMP_FILE"  # where dumps go: the rank's number follows
 CALLS = 50  # of each group
 FRAMES = 12  # of the main thread, innermost first
+WANTED = (True, False, False)  # collectives, but not their stacks, whose names take seconds to find; ended ones too
+OTHER = "other "  # before the number of a group that isn't NCCL's
 MOVES_SECONDS = 2.0  # between two looks, that tell ranks that are slow from those that hang
 
 
@@ -74,10 +76,25 @@ def _dump() -> dict[str, Any]:
     from torch._C import _distributed_c10d as c10d
     from torch.distributed import distributed_c10d
 
-    dump = pickle.loads(c10d._dump_fr_trace(True, False, False))  # without stacks, whose names take seconds to find
-    world = distributed_c10d._world
+    nccl = getattr(c10d, "_dump_nccl_trace", None)  # a build without NCCL has none
+    records = [pickle.loads(ask(*WANTED)) for ask in (c10d._dump_fr_trace, nccl) if ask]
+    dump, world = merged(*records), distributed_c10d._world
     groups = {name: sorted(world.pg_group_ranks.get(group, ())) for group, name in world.pg_names.items()}
     return {**dump, "entries": _last(dump["entries"]), "groups": groups, "stack": _main_stack()}
+
+
+def merged(record: dict[str, Any], nccl: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Torch has one recorder for NCCL and one for all other backends. Both number their groups from 0.
+
+    Of a group that has two backends only NCCL's calls are kept: each backend numbers them for itself.
+    """
+    if not nccl or not nccl["entries"]:
+        return record
+    both = {entry["process_group"][0] for entry in nccl["entries"]}
+    others = [entry for entry in record["entries"] if entry["process_group"][0] not in both]
+    renumbered = [{**entry, "pg_id": f"{OTHER}{entry['pg_id']}"} for entry in others]
+    status = {f"{OTHER}{number}": one for number, one in record["pg_status"].items()}
+    return {**nccl, "entries": [*renumbered, *nccl["entries"]], "pg_status": {**status, **nccl["pg_status"]}}
 
 
 def _last(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import os
 import re
 import shutil
@@ -79,12 +80,14 @@ def completed_at(checkpoints: Path) -> dict[int, float]:
     return {number: moment for number, moment in said.items() if moment is not None}
 
 
-def remove_unfinished(checkpoints: Path) -> list[Path]:
-    """Throw away what an interrupted save left behind: Bridge would write into the same folder again."""
+def hide_unfinished(checkpoints: Path) -> list[Path]:
+    """What an interrupted save left behind, as Bridge would write into the same folder again.
+
+    `delete_retired` deletes its files.
+    """
     unfinished = [path for _, path in _folders(checkpoints) if not _counts(path)]
     for path in unfinished:
         _put_out_of_sight(path)
-    delete_retired(checkpoints)
     return unfinished
 
 
@@ -325,10 +328,11 @@ def _counts(path: Path) -> bool:
 
 
 def _put_out_of_sight(path: Path) -> None:
-    """At once; NFS may refuse to empty a folder in which a dead rank has open files."""
-    removed = path.with_name(f"{REMOVED}{path.name}")
-    shutil.rmtree(removed, ignore_errors=True)
-    path.rename(removed)
+    """At once, and whether or not all files of an earlier one of this name are deleted: it may be large, and NFS may
+    refuse to empty a folder in which a dead rank has open files.
+    """
+    names = (path.with_name(f"{REMOVED}{path.name}" + "-again" * times) for times in itertools.count())
+    path.rename(next(name for name in names if not name.exists()))
 
 
 def _of_each[Fact](path: Path, names: list[str], look: Callable[[Path], Fact]) -> dict[str, Fact]:

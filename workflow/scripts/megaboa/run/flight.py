@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 # slow: collectives still ended while they wrote, so nothing hangs. frozen: they wrote nothing. stalled: their GPUs have
-# not completed what others have. missing: they have not come. mismatch: they called another collective than the others.
-# deadlock: ranks wait for each other. joined: all have come, and it completes nowhere: the network, or a GPU.
-Kind = Literal["slow", "frozen", "stalled", "missing", "mismatch", "deadlock", "joined"]
-BLAMES_NODE: tuple[Kind, ...] = ("frozen", "stalled")
+# not completed what others have. unbegun: their GPUs have not begun what others have, and are in no other collective.
+# missing: they have not come. mismatch: they called another collective than the others. deadlock: ranks wait for each
+# other. joined: all have come, and it completes nowhere: the network, or a GPU.
+Kind = Literal["slow", "frozen", "stalled", "unbegun", "missing", "mismatch", "deadlock", "joined"]
+BLAMES_NODE: tuple[Kind, ...] = ("frozen", "stalled", "unbegun")
 # Of NCCL's, those that complete nowhere before every rank has come: the root of a broadcast may be done before.
 TOGETHER = re.compile(r"^nccl:_?(?:all|reduce_scatter|coalesced)", re.IGNORECASE)
 MOST_BYTES = 1 << 30
@@ -36,6 +37,7 @@ class Call:
     name: str
     sizes: str
     done: bool
+    begun: bool = False  # by its GPU, which NCCL knows where TORCH_NCCL_ENABLE_TIMING is set
 
     def __str__(self) -> str:
         return f"{self.name.split(':')[-1]} {self.number}" + (f" of {self.sizes}" if self.sizes else "")
@@ -76,6 +78,7 @@ class Verdict:
         return {
             "slow": f"{wait}{for_whom}, and collectives ended meanwhile: slow, not hung",
             "frozen": f"{wait} for {who}, which did not even answer",
+            "unbegun": f"{there} began on rank {_brief(self.waiting)} and not on the GPU of {who}",
             "stalled": f"{there} ended on rank {_brief(self.waiting)} and not on the GPU of {who}",
             "missing": f"{wait} for {who}{was}",
             "mismatch": f"{wait}, where {who} called something else{was}",
@@ -99,6 +102,10 @@ def judge(dumps: Mapping[int, Dump], world_size: int) -> Verdict | None:
     if stalled := [one for one in stuck if one.stalled]:
         first = min(stalled, key=lambda one: (-len(one.stalled), one.call.number))
         return _verdict("stalled", set().union(*(one.stalled for one in stalled)), first, dumps)
+    inside = {rank for one in stuck for rank in one.begun}
+    if unbegun := [one for one in stuck if one.begun and one.waiting - inside]:
+        first = max(unbegun, key=lambda one: len(one.begun))
+        return _verdict("unbegun", set().union(*(one.waiting for one in unbegun)) - inside, first, dumps)
     absent = {rank: one for one in stuck for rank in one.missing}
     waits = {rank for one in stuck for rank in one.waiting}
     if roots := set(absent) - waits:
@@ -122,6 +129,7 @@ class _Stuck:
     missing: frozenset[int]
     differ: frozenset[int]  # who called something else than most
     stalled: frozenset[int] = frozenset()  # where it has not ended, though it has elsewhere
+    begun: frozenset[int] = frozenset()  # on whose GPUs it runs
 
 
 def _stuck(dumps: Mapping[int, Dump], silent: set[int]) -> Iterator[_Stuck]:
@@ -142,7 +150,8 @@ def _stuck(dumps: Mapping[int, Dump], silent: set[int]) -> Iterator[_Stuck]:
         beyond = {rank for rank in members - missing if rank not in here and _has_ended(dumps[rank], group, number)}
         stalled = frozenset(here if beyond and TOGETHER.match(usual.name) else ())
         waiting = frozenset(beyond if stalled else here)
-        yield _Stuck(group, usual, waiting, frozenset(missing), frozenset(_differ(called)), stalled)
+        begun = frozenset(rank for rank, call in here.items() if call.begun)
+        yield _Stuck(group, usual, waiting, frozenset(missing), frozenset(_differ(called)), stalled, begun)
 
 
 def _has_ended(dump: Dump, group: str, number: int) -> bool:
@@ -209,7 +218,8 @@ def dump_of(values: Mapping[str, Any]) -> Dump:
         number, group = int(entry["collective_seq_id"]), str(entry["process_group"][0])
         last[group] = status.get(str(entry["pg_id"]), 0)
         ended = number <= status.get(str(entry["pg_id"]), 0) or entry["state"] == "completed"
-        calls[group][number] = Call(number, entry["profiling_name"], _sizes(entry), ended)
+        begun = entry["state"] == "started"
+        calls[group][number] = Call(number, entry["profiling_name"], _sizes(entry), ended, begun)
     groups = {name: frozenset(ranks) for name, ranks in values.get("groups", {}).items()}
     for one in values.get("pg_config", {}).values():  # NCCL's own
         with contextlib.suppress(ValueError, TypeError, KeyError):

@@ -1,0 +1,38 @@
+"""megaboa.bridge.flight: one dump of what torch's recorders of NCCL and of other backends hold."""
+
+import pickle
+
+from megaboa.bridge.flight import WANTED, merged
+from megaboa.run.flight import dump_of, judge
+
+
+def recorded(last, *calls):
+    """Of one group each, all with number 0: a recorder's groups begin there."""
+    kinds = {"input_sizes": [], "input_dtypes": [], "is_p2p": False, "state": "scheduled", "pg_id": 0}
+    entries = [
+        {"collective_seq_id": number, "process_group": (group, ""), "profiling_name": name, **kinds}
+        for group, number, name in calls
+    ]
+    return {"entries": entries, "pg_status": {0: {"last_completed_collective": last}} if calls else {}}
+
+
+def test_what_hangs_is_told_of_both_backends():
+    gloo = recorded(1, ("objects", 1, "gloo:gather"), ("objects", 2, "gloo:gather"))
+    nccl = recorded(7, ("world", 7, "nccl:all_reduce"), ("world", 8, "nccl:all_reduce"))
+    found = dump_of(merged(gloo, nccl))
+    assert {group: found.waiting(group).number for group in found.calls} == {"objects": 2, "world": 8}
+    assert judge({0: dump_of(merged(recorded(0), nccl)), 1: dump_of(merged(recorded(0), nccl))}, 2).kind == "joined"
+    assert merged(gloo, recorded(0)) == merged(gloo) == gloo, "on processors"
+
+
+def test_of_a_group_with_two_backends_nccls_calls_count():
+    gloo = recorded(0, ("world", 1, "gloo:gather"))
+    nccl = recorded(7, ("world", 8, "nccl:all_reduce"))
+    assert merged(gloo, nccl)["entries"] == nccl["entries"]
+
+
+def test_torch_has_both_recorders():
+    from torch._C import _distributed_c10d as c10d
+
+    for ask in (c10d._dump_fr_trace, c10d._dump_nccl_trace):
+        assert pickle.loads(ask(*WANTED)).keys() >= {"entries", "pg_status", "pg_config"}
