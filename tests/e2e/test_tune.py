@@ -80,6 +80,30 @@ def test_the_winner_was_measured_and_its_keys_can_be_pasted(workspace, resumed):
     assert sum(map(len, keys.values())) == len(measured[0]["setting"]["values"])
 
 
+RECIPE = """\
+experiment: own
+device: cpu
+models: {gpt: {recipe: recipes/gpt_tiny.py}}
+resources: {gpus_per_node: 2}
+sweep: {runs: {run: {model: gpt}}}
+tune: {settings: 2, steps: 4, tolerance: 0.9}
+"""
+
+
+def test_a_recipe_is_tuned_when_preflight_has_read_it(workspace):
+    """Its micro-batch is 2, and the other setting's is 1."""
+    config = workspace.path / "own.yaml"
+    config.write_text(RECIPE)
+    workspace.snakemake("preflight", "--configfile", config)
+    workspace.snakemake("tune", "--configfile", config)
+    found = workspace.json("own-tune-run", "tune.json")["settings"]
+    assert {row["setting"]["name"]: row["state"] for row in found} == {"mbs1": "measured", "mbs2": "measured"}
+    assert {
+        name: workspace.json("own-tune-run", "runs", name, "run.json")["training"]["micro_batch_size"]
+        for name in ("mbs1", "mbs2")
+    } == {"mbs1": 1, "mbs2": 2}
+
+
 @pytest.fixture(scope="module")
 def turns(workspace, resumed):
     """An experiment of two runs whose data and model are there."""

@@ -1,10 +1,13 @@
 """What `snakemake tune` tries: every legal setting of a run, in an experiment of its own."""
 
+from dataclasses import asdict
+
 import pytest
 
 from megaboa.config import ConfigError, load
 from megaboa.plan import make_plan, proof, tuning
 from megaboa.plan.shared import Shared
+from megaboa.records import Preflight, RunCheck, write
 
 TWO = "resources: {gpus_per_node: 2}\n"
 H100 = "device: cuda\nresources: {gpus_per_node: 8, gpu: h100-80g}\n"
@@ -13,6 +16,9 @@ models: {dense: {config: {hidden_size: 4096, intermediate_size: 11008, num_hidde
   num_key_value_heads: 8, vocab_size: 32000}}}
 training: {global_batch_size: 64, seq_length: 4096}
 """
+
+
+RECIPE = "models: {dense: {config: null, recipe: llama32_1b_pretrain_config}}\n"
 
 
 @pytest.fixture
@@ -95,10 +101,28 @@ def test_a_plan_without_tuning_has_no_such_specification(plan_of):
     ("text", "message"),
     [
         ("tune: {run: other}\n", r"tune\.run"),
-        ("models: {dense: {config: null, recipe: llama32_1b_pretrain_config}}\n", "trains a recipe"),
+        (RECIPE, "of the recipe of the run 'run': call `snakemake preflight` first"),
         ("tune: {confidence: 1.5}\n", r"tune\.confidence"),
     ],
 )
 def test_what_cannot_be_tuned_is_refused(tuning_of, text, message):
     with pytest.raises(ConfigError, match=message):
         tuning_of(text)
+
+
+def test_a_recipe_is_tuned_by_what_preflight_has_read_of_it(tuning_of, plan_of, tmp_path):
+    """Of which the plan knows neither the model nor the micro-batch."""
+    read = plan_of(f"{TWO}training: {{micro_batch_size: 2}}\n")["run"].facts
+    checked = RunCheck(facts=asdict(read))
+    write(tmp_path / "small" / "preflight.json", Preflight(runs={"run": checked}))
+    also = "tune: {settings: 100, also: {training.precision: [fp32, bf16_mixed]}}\n"
+    plan, _ = tuning_of(f"{TWO}{RECIPE}{also}")
+    assert plan.runs[0].name == "mbs2" and plan["mbs2"].run.training["micro_batch_size"] == 2
+    assert plan["tp2-sp-mbs4"].values == {
+        "parallel.tp": 2,
+        "parallel.sp": True,
+        "training.micro_batch_size": 4,
+    }
+    assert plan["pp2-mbs2-precision.fp32"].values == {"parallel.pp": 2, "training.precision": "fp32"}
+    with pytest.raises(ConfigError, match="call `snakemake preflight` first"):
+        tuning_of(f"resources: {{gpus_per_node: 4}}\n{RECIPE}{also}")

@@ -10,18 +10,19 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from megaboa.check import search_space
-from megaboa.check.facts import Facts
+from megaboa.check.facts import Facts, from_json
 from megaboa.check.search_space import Candidate
 from megaboa.config import ConfigError, LoadedExperiment
+from megaboa.paths import ExperimentFolder
 from megaboa.plan import proof
 from megaboa.plan.plan import Run
 from megaboa.plan.planner import make_plan
 from megaboa.plan.quantities import overlay
-from megaboa.records import Tree
+from megaboa.records import Preflight, Tree, read_if_there
 
 WARMUP = 3  # steps in which kernels are chosen and memory is set aside
 # Whatever makes no step faster or slower, and what only makes sense in a whole run.
@@ -44,27 +45,45 @@ def experiment(loaded: LoadedExperiment, results: Path | str = "results") -> tup
     run = next((one for one in make_plan(loaded, results, only=(choice.name,)).runs if one.name == choice.name), None)
     if run is None:
         raise ConfigError([loaded.problem(("tune", "run"), f"the run {choice.name!r} is not legal itself")])
-    if run.run.is_recipe:
-        message = f"the run {run.name!r} trains a recipe, whose layouts are not known here: name a run with a `config`"
-        raise ConfigError([loaded.problem(("tune", "run"), message)])
-    if run.facts.model.layers is None:
-        message = f"the model of the run {run.name!r} is not here yet: call `snakemake data import` first"
+    known = _read_by_preflight(loaded, run, results) if run.run.is_recipe else run.facts
+    if known is None or known.model.layers is None:
+        what, call = ("recipe", "preflight") if run.run.is_recipe else ("model", "data import")
+        message = f"nothing is known yet of the {what} of the run {run.name!r}: call `snakemake {call}` first"
         raise ConfigError([loaded.problem(("tune", "run"), message)])
     tree = _base(loaded, run, overlay(loaded.raw, choice.values))
-    own, found = _options(loaded, tree, run)
+    own, found = _options(loaded, tree, run, known)
     chosen = _first(found, loaded.experiment.tune.settings, own)
     said = [f"{len(found)} legal settings of {run.name} on {run.run.world_size} ranks; {len(chosen)} are tried"]
     if len(chosen) < len(found) and chosen[0].candidate.seconds is None:
         said.append("nothing predicts step times here, so that some of each layout are tried: `megaboa calibrate`")
     return {
         **tree,
-        "sweep": {"skip_illegal": True, "runs": {one.name: _nothing_lost(one, run) for one in chosen}},
+        "sweep": {"skip_illegal": True, "runs": {one.name: _nothing_lost(one) for one in chosen}},
     }, said
 
 
-def _nothing_lost(option: Option, run: Run) -> Tree:
+def _read_by_preflight(loaded: LoadedExperiment, run: Run, results: Path | str) -> Facts | None:
+    """The plan doesn't know what a recipe sets. None where it was last read for other ranks."""
+    found = read_if_there(Preflight, ExperimentFolder(Path(results, loaded.experiment.experiment)).preflight)
+    checked = found and found.runs.get(run.name)
+    facts = from_json(checked.facts) if checked and checked.facts else None
+    return facts if facts and facts.layout.world_size == run.run.world_size else None
+
+
+def _with_changes(known: Facts, before: Facts, after: Facts) -> Facts:
+    """What the plan says of a run, whose keys have changed, in what preflight knows of it."""
+    sections = {}
+    for section in fields(Facts):
+        old, new = getattr(before, section.name), getattr(after, section.name)
+        changed = {one.name: getattr(new, one.name) for one in fields(new)}
+        changed = {name: value for name, value in changed.items() if value != getattr(old, name)}
+        sections[section.name] = replace(getattr(known, section.name), **changed)
+    return Facts(**sections)
+
+
+def _nothing_lost(option: Option) -> Tree:
     """A sweep's run needs a key: the user's own setting has its own micro-batch."""
-    return option.values or {"training.micro_batch_size": run.config.training.micro_batch_size}
+    return option.values or {"training.micro_batch_size": option.candidate.facts.training.mbs}
 
 
 def _base(loaded: LoadedExperiment, run: Run, raw: Tree) -> Tree:
@@ -88,35 +107,38 @@ def _base(loaded: LoadedExperiment, run: Run, raw: Tree) -> Tree:
     return tree
 
 
-def _options(loaded: LoadedExperiment, tree: Tree, run: Run) -> tuple[str, list[Option]]:
-    """The user's own, and all that may be tried, most promising first."""
+def _options(loaded: LoadedExperiment, tree: Tree, run: Run, known: Facts) -> tuple[str, list[Option]]:
+    """The user's own, of which this much is `known`, and all that may be tried, most promising first."""
     also = loaded.experiment.tune.also
     every = [dict(zip(also, values, strict=True)) for values in itertools.product(*also.values())]
-    combinations = [{key: one[key] for key in one if one[key] != _own_value(run, key)} for one in every]
+    combinations = [{key: one[key] for key in one if one[key] != _own_value(run, known, key)} for one in every]
     runs = {f"c{number}": values for number, values in enumerate(combinations) if values}
-    facts: list[tuple[Tree, Facts]] = [({}, run.facts)] if {} in combinations else []
+    facts: list[tuple[Tree, Facts]] = [({}, known)] if {} in combinations else []
     if runs:
         read = proof.read_back({**tree, "sweep": {"skip_illegal": True, "runs": runs}})
         planned = {one.name: one.facts for one in make_plan(replace(read, machine_gpus=loaded.machine_gpus)).runs}
-        facts += [(values, planned[name]) for name, values in runs.items() if name in planned]
+        read_facts = {name: _with_changes(known, run.facts, one) for name, one in planned.items()}
+        facts += [(values, read_facts[name]) for name, values in runs.items() if name in planned]
     found: dict[str, Option] = {}
     for values, one in facts:
         label = "".join(f"-{_label(key, value)}" for key, value in values.items())
         for candidate in search_space.candidates(one):
-            differs = {**values, **search_space.differences(candidate.facts, run.facts)}
+            differs = {**values, **search_space.differences(candidate.facts, known)}
             found.setdefault(candidate.name + label, Option(candidate.name + label, candidate, differs, label))
     own = next((name for name, option in found.items() if not option.values), None)
     if own is None:
         own = "own"
-        found[own] = Option(own, Candidate(run.facts, *search_space.predicted(run.facts)), {})
+        found[own] = Option(own, Candidate(known, *search_space.predicted(known)), {})
     return own, sorted(found.values(), key=lambda option: option.candidate.seconds or 0.0)
 
 
-def _own_value(run: Run, key: str) -> object:
-    """What the user's run has; None where that is not set."""
+def _own_value(run: Run, known: Facts, key: str) -> object:
+    """What the user's run has; None where that is not set, or not known of a recipe."""
     section, _, name = key.partition(".")
     if section == "overrides":
         return run.config.overrides.get(name)
+    if run.run.is_recipe:  # of which the configuration has only default values
+        return getattr({"training": known.training, "parallel": known.layout}.get(section), name, None)
     return getattr(getattr(run.config, section, None), name, None)
 
 
