@@ -1,0 +1,67 @@
+"""A GPU that stands still: the hang is told by what NCCL has recorded, and the run resumes."""
+
+import contextlib
+import subprocess
+import time
+
+import pytest
+from clone import edit, kill_group
+from gpu_runs import TWO, experiment, on_two_gpus, start
+
+from megaboa.files import read_jsonl
+
+pytestmark = on_two_gpus
+
+STEPS, SAVE_INTERVAL = 300, 50
+PATIENCE = 200.0  # for each run, which has both GPUs for itself
+TIMED = "timed"  # with what tells which GPU it is
+RUNS = ("untimed", TIMED)
+
+
+def configuration(workspace):
+    runs = {}
+    for number, run in enumerate(RUNS):
+        injected = {"MEGABOA_ZYGOTE": "0", "PYTHONPATH": workspace.path / "benchmarks" / "injected"}
+        injected |= {"INJECTED_FAULTS": workspace.path / run}
+        injected |= {"TORCH_NCCL_ENABLE_TIMING": "1"} if run == TIMED else {}
+        environment = ", ".join(f'{name}: "{value}"' for name, value in injected.items())
+        # Runs must differ in more than their environment; without experts this loss has no effect.
+        values = f"{TWO}, launch.environment: {{{environment}}}, overrides.model.moe_aux_loss_coeff: {number}"
+        runs[run] = f"{{{values}}}"
+    config = experiment(workspace, "hangs", runs, init="scratch")
+    edit(config, "train_iters: 20", f"train_iters: {STEPS}")
+    edit(config, "save_interval: 10", f"save_interval: {SAVE_INTERVAL}")
+    edit(config, "seq_length: 128", "seq_length: 128, precision: bf16_mixed")
+    edit(config, "resources: {", "recovery: {backoff_seconds: 0, no_progress_minutes: 0.25}\nresources: {")
+    return config
+
+
+@pytest.fixture(scope="module")
+def told(workspace):
+    config = configuration(workspace)
+    for run in RUNS:
+        (workspace.path / run).mkdir()
+    process = start(workspace, config, "pretrain")
+    waiting, deadline = set(RUNS), time.monotonic() + PATIENCE * len(RUNS)
+    while waiting and process.poll() is None and time.monotonic() < deadline:
+        for run in sorted(waiting):
+            link = workspace.results("hangs", "runs", run, "attempts.jsonl")
+            if link.exists() and max((step for step, *_ in workspace.steps("hangs", run)), default=0) > SAVE_INTERVAL:
+                (workspace.path / run / "0.new").write_text("GPU_SLEEP")
+                (workspace.path / run / "0.new").rename(workspace.path / run / "0")
+                waiting.remove(run)
+        time.sleep(0.2)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        print(process.communicate(timeout=PATIENCE)[0])
+    kill_group(process)
+    return workspace
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_a_hang_is_told_and_the_run_resumes(told, run):
+    ends = [one for one in read_jsonl(told.store("hangs", run) / "attempts.jsonl") if one["event"] == "end"]
+    assert [end["cause"] for end in ends] == ["hang", None], ends
+    print(ends[0]["detail"])
+    where = " began on rank 1 and not on the GPU of rank 0" if run == TIMED else ", which all had joined"
+    assert "rank 0" in ends[0]["detail"] and where in ends[0]["detail"]
+    assert told.json("hangs", "runs", run, "train.json")["iteration"] == STEPS
