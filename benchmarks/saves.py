@@ -58,6 +58,11 @@ class Saved:
         """When each was done."""
         return {event["step"]: event["time"] for event in self.events(attempt) if event["event"] == "step"}
 
+    def phases(self, attempt: int, since: float) -> str:
+        """Until its first step. What stood by had imported before."""
+        first = {event.get("phase", event["event"]): event["time"] - since for event in reversed(self.events(attempt))}
+        return ", ".join(f"{name} {at:.1f} s" for name, at in sorted(first.items(), key=lambda one: one[1]) if at >= 0)
+
     def wait[Found](self, look: Callable[[], Found], what: str) -> Found:
         deadline = time.monotonic() + PATIENCE
         while not (found := look()):
@@ -138,13 +143,10 @@ def measured(saved: Saved, save_at: int, saves: int, interval: int) -> Iterator[
         yield f"the first of them took {during[0] - usual:+.2f} s longer, all of them {stall:+.2f} s"
         yield f"which is {stall / (interval * usual):.2%} of {interval} steps"
 
+    yield f"after the first attempt's start: {saved.phases(1, min(event['time'] for event in saved.events(1)))}"
     hit = saved.kill_a_rank()
     saved.wait(lambda: saved.steps(2), "a step of the next attempt")
-    reached = {event.get("phase", event["event"]): event["time"] - hit for event in reversed(saved.events(2))}
-    # What stood by had imported before.
-    since = sorted((at, name) for name, at in reached.items() if at > 0)
-    phases = ", ".join(f"{name} {at:.1f} s" for at, name in since)
-    yield f"after a rank's death: {phases}"
+    yield f"after a rank's death: {saved.phases(2, hit)}"
 
 
 if __name__ == "__main__":
