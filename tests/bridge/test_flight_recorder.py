@@ -2,7 +2,9 @@
 
 import pickle
 
-from megaboa.bridge.flight import WANTED, merged
+import pytest
+
+from megaboa.bridge.flight import OTHER, WANTED, _last, merged
 from megaboa.run.flight import dump_of, judge
 
 
@@ -20,19 +22,33 @@ def test_what_hangs_is_told_of_both_backends():
     gloo = recorded(1, ("objects", 1, "gloo:gather"), ("objects", 2, "gloo:gather"))
     nccl = recorded(7, ("world", 7, "nccl:all_reduce"), ("world", 8, "nccl:all_reduce"))
     found = dump_of(merged(gloo, nccl))
-    assert {group: found.waiting(group).number for group in found.calls} == {"objects": 2, "world": 8}
+    assert {group: found.waiting(group).number for group in found.calls} == {f"objects{OTHER}": 2, "world": 8}
     assert judge({0: dump_of(merged(recorded(0), nccl)), 1: dump_of(merged(recorded(0), nccl))}, 2).kind == "joined"
     assert merged(gloo, recorded(0)) == merged(gloo) == gloo, "on processors"
 
 
-def test_of_a_group_with_two_backends_nccls_calls_count():
-    gloo = recorded(0, ("world", 1, "gloo:gather"))
-    nccl = recorded(7, ("world", 8, "nccl:all_reduce"))
-    assert merged(gloo, nccl)["entries"] == nccl["entries"]
+def test_a_group_with_two_backends_has_calls_of_both():
+    gloo = recorded(0, ("world", 3, "gloo:gather"))
+    found = dump_of(merged(gloo, recorded(8, ("world", 8, "nccl:all_reduce"))))
+    assert found.waiting("world") is None and str(found.waiting(f"world{OTHER}")) == "gather 3"
+
+
+@pytest.mark.parametrize(
+    ("ended", "first", "last"), [(300, 251, 300), (100, 76, 125), (3, 1, 28), (0, 1, 25), (290, 251, 300)]
+)
+def test_the_call_that_hangs_is_kept_however_many_wait_behind_it(ended, first, last):
+    calls = [
+        {"process_group": ("tp", ""), "collective_seq_id": number, "state": "completed" if number <= ended else ""}
+        for number in range(1, 301)
+    ]
+    kept = [call["collective_seq_id"] for call in _last(calls)]
+    assert kept == list(range(first, last + 1))
 
 
 def test_torch_has_both_recorders():
     from torch._C import _distributed_c10d as c10d
 
+    if not hasattr(c10d, "_dump_nccl_trace"):
+        pytest.skip("a build without NCCL")
     for ask in (c10d._dump_fr_trace, c10d._dump_nccl_trace):
         assert pickle.loads(ask(*WANTED)).keys() >= {"entries", "pg_status", "pg_config"}

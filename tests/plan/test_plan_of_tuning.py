@@ -18,6 +18,7 @@ training: {global_batch_size: 64, seq_length: 4096}
 """
 
 
+FP8 = "bf16_with_fp8_current_scaling_mixed"
 RECIPE = "models: {dense: {config: null, recipe: llama32_1b_pretrain_config}}\n"
 
 
@@ -110,19 +111,39 @@ def test_what_cannot_be_tuned_is_refused(tuning_of, text, message):
         tuning_of(text)
 
 
-def test_a_recipe_is_tuned_by_what_preflight_has_read_of_it(tuning_of, plan_of, tmp_path):
+@pytest.fixture
+def known(plan_of, tmp_path):
+    """What preflight writes of a recipe, as if it set what another run does."""
+
+    def make(recipe, like):
+        runs = {"run": RunCheck(facts=asdict(plan_of(like)["run"].facts))}
+        identities = {"run": plan_of(recipe, **{"training.train_iters": 100})["run"].digest[:12]}
+        write(tmp_path / "small" / "preflight.json", Preflight(runs=runs, identities=identities))
+
+    return make
+
+
+def test_a_recipe_is_tuned_by_what_preflight_has_read_of_it(tuning_of, known):
     """Of which the plan knows neither the model nor the micro-batch."""
-    read = plan_of(f"{TWO}training: {{micro_batch_size: 2}}\n")["run"].facts
-    checked = RunCheck(facts=asdict(read))
-    write(tmp_path / "small" / "preflight.json", Preflight(runs={"run": checked}))
+    known(f"{TWO}{RECIPE}", f"{TWO}training: {{micro_batch_size: 2}}\n")
     also = "tune: {settings: 100, also: {training.precision: [fp32, bf16_mixed]}}\n"
     plan, _ = tuning_of(f"{TWO}{RECIPE}{also}")
     assert plan.runs[0].name == "mbs2" and plan["mbs2"].run.training["micro_batch_size"] == 2
-    assert plan["tp2-sp-mbs4"].values == {
-        "parallel.tp": 2,
-        "parallel.sp": True,
-        "training.micro_batch_size": 4,
-    }
+    assert plan["tp2-sp-mbs4"].values == {"parallel.tp": 2, "parallel.sp": True, "training.micro_batch_size": 4}
     assert plan["pp2-mbs2-precision.fp32"].values == {"parallel.pp": 2, "training.precision": "fp32"}
-    with pytest.raises(ConfigError, match="call `snakemake preflight` first"):
-        tuning_of(f"resources: {{gpus_per_node: 4}}\n{RECIPE}{also}")
+    with pytest.raises(ConfigError, match="call `snakemake preflight` first"):  # it is another run now
+        tuning_of(f"{TWO}parallel: {{tp: 2}}\n{RECIPE}{also}")
+
+
+def test_what_is_tried_also_is_predicted_of_a_recipe_too(tuning_of, known):
+    gpus = "device: cuda\nresources: {gpus_per_node: 2, gpu: h200-141g}\n"
+    unseen = "rerun_state_machine.check_for_nan_in_loss: false, ddp.check_for_nan_in_grad: false"
+    graph = f"overrides: {{model.cuda_graph_impl: full_iteration, {unseen}}}\n"
+    known(f"{gpus}{RECIPE}{graph}", f"{gpus}{LARGE}{graph}")
+    also = f"training.precision: [bf16_mixed, {FP8}], overrides.model.cuda_graph_impl: [none, full_iteration]"
+    plan, _ = tuning_of(f"{gpus}{RECIPE}{graph}tune: {{settings: 400, also: {{{also}}}}}\n")
+    names = [run.name for run in plan.runs]
+    assert "fp8" in names[1], "the fastest by prediction"
+    in_fp8 = "precision.bf16_with_fp8_current_scaling_"
+    assert all(names.index(f"{name}-{in_fp8}") < names.index(name) for name in ("mbs2", "fsdp-mbs2"))
+    assert "pp2-mbs2-cuda_graph_impl.none" in names and "pp2-mbs2" not in names, "illegal with this graph"

@@ -146,6 +146,25 @@ def test_a_gpu_that_has_not_begun_what_those_of_the_others_have_is_told():
     assert (judge(late, 4).kind, judge(late, 4).ranks) == ("missing", (3,))
 
 
+def test_who_sends_or_receives_between_stages_has_not_left_others_waiting():
+    """Its GPU waits for the other stage."""
+    sends = {**entry(5, "1"), "is_p2p": True}
+    first = flight.dump_of({"entries": [sends, entry(3)], "pg_status": {}})
+    assert first.between_stages
+    last = replace(first, between_stages=False)
+    began = flight.dump_of({"entries": [entry(3, state="started")], "pg_status": {}})
+    assert judge({0: first, 1: began}, 2).kind == "joined"
+    assert judge({0: last, 1: began}, 2).ranks == (0,)
+
+
+def test_what_has_ended_is_not_told_by_the_number_of_a_send():
+    """The two are counted apart, and the group's last is that of either."""
+    status = {0: {"last_completed_collective": 4000}}
+    sent = {**entry(4000, state="completed"), "is_p2p": True}
+    assert flight.dump_of({"entries": [entry(7)], "pg_status": status}).waiting("0") is None
+    assert flight.dump_of({"entries": [sent, entry(7)], "pg_status": status}).waiting("0").number == 7
+
+
 def test_who_waits_in_what_all_have_joined_is_not_the_one_to_look_at():
     """0 has not got the end of what 1 has done, so 1 waits for it elsewhere: the network, and not what 0 does."""
     pair = {"tensor": frozenset({0, 1}), "world": frozenset({0, 1})}

@@ -122,6 +122,24 @@ def test_a_checkpoint_that_does_not_load_gives_way_to_the_one_before(run):
     assert "EOFError (while the checkpoint was read)" in ledger.ends(run.entries)[1].detail
 
 
+INTERRUPTED = """if (attempt, step) == (1, 5):
+        checkpoints.folder(root, 6).mkdir()
+        (checkpoints.folder(root, 6) / "half").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    end = time.monotonic() + 20
+    while attempt == 2 and list(root.glob(f"{checkpoints.REMOVED}*")):
+        assert time.monotonic() < end
+        time.sleep(0.01)"""
+
+
+def test_what_an_interrupted_save_left_is_deleted_while_ranks_run(run, monkeypatch):
+    """The ranks of the second attempt wait for it here."""
+    monkeypatch.setattr(checkpoints, "LOOK_SECONDS", 1e9)  # who keeps checkpoints would do it some time
+    run.misfortune(INTERRUPTED)
+    assert run.train().iteration == LAST
+    assert run.attempts == [(0, "failed", "killed"), (4, "completed", None)]
+
+
 def test_ranks_that_can_load_nothing_stop_the_run_and_lose_no_checkpoint(run):
     run.misfortune("step == 4 and attempt == 1 and os.kill(os.getpid(), signal.SIGKILL)")
     run.launch(budget=0)

@@ -14,17 +14,17 @@ import signal
 import sys
 import threading
 import time
-from collections import Counter
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 from megaboa.scheduler.ranks import STACKS_SIGNAL
 
 PREFIX = "TORCH_FR_DUMP_TEMP_FILE"  # where dumps go: the rank's number follows
-CALLS = 50  # of each group
+CALLS = 50  # of each group, half of them after the first that waits
 FRAMES = 12  # of the main thread, innermost first
 WANTED = (True, False, False)  # collectives, but not their stacks, whose names take seconds to find; ended ones too
-OTHER = "other "  # before the number of a group that isn't NCCL's
+OTHER = " (not NCCL)"  # after the name of a group, whose calls of NCCL are recorded too
 MOVES_SECONDS = 2.0  # between two looks, that tell ranks that are slow from those that hang
 
 
@@ -38,14 +38,22 @@ def on_signal() -> None:
 
     def listen() -> None:
         while numbers := os.read(hears, 64):
-            if STACKS_SIGNAL in numbers and (first := write()):  # at once, as the rank may be ended at any time
+            if STACKS_SIGNAL in numbers and (first := answer()):
                 time.sleep(MOVES_SECONDS)
                 write(first)
 
     threading.Thread(target=listen, daemon=True, name="flight").start()
 
 
-def write(before: dict[str, Any] | None = None) -> dict[str, Any] | None:
+def answer() -> dict[str, Any] | None:
+    """At once, as the rank may be ended at any time; and first without NCCL, whose recorder asks a GPU that may not
+    answer. So a rank whose GPU hangs is not taken for one whose host does.
+    """
+    write(also_nccl=False)
+    return write()
+
+
+def write(before: dict[str, Any] | None = None, also_nccl: bool = True) -> dict[str, Any] | None:
     """What was written. Whatever is wrong with it: the rank has other troubles now.
 
     `before`: what was written some time ago; whether there was progress since then is told, too.
@@ -55,7 +63,7 @@ def write(before: dict[str, Any] | None = None) -> dict[str, Any] | None:
         return None
     try:
         path = Path(f"{prefix}{os.environ['RANK']}.json")
-        dump = _dump()
+        dump = _dump(also_nccl)
         if before:
             dump["moved"] = _states(dump) != _states(before)
         temporary = path.with_suffix(".tmp")
@@ -72,39 +80,53 @@ def _states(dump: dict[str, Any]) -> list[tuple[Any, ...]]:
     return [(entry["process_group"][0], entry["collective_seq_id"], entry["state"]) for entry in dump["entries"]]
 
 
-def _dump() -> dict[str, Any]:
+def _dump(also_nccl: bool) -> dict[str, Any]:
     from torch._C import _distributed_c10d as c10d
-    from torch.distributed import distributed_c10d
 
-    nccl = getattr(c10d, "_dump_nccl_trace", None)  # a build without NCCL has none
-    records = [pickle.loads(ask(*WANTED)) for ask in (c10d._dump_fr_trace, nccl) if ask]
-    dump, world = merged(*records), distributed_c10d._world
-    groups = {name: sorted(world.pg_group_ranks.get(group, ())) for group, name in world.pg_names.items()}
-    return {**dump, "entries": _last(dump["entries"]), "groups": groups, "stack": _main_stack()}
+    nccl = getattr(c10d, "_dump_nccl_trace", None) if also_nccl else None  # a build without NCCL has none
+    dump = merged(*(pickle.loads(ask(*WANTED)) for ask in (c10d._dump_fr_trace, nccl) if ask))
+    entries = _last(dump["entries"])
+    return {**dump, "entries": entries, "groups": _groups(entries), "stack": _main_stack()}
 
 
 def merged(record: dict[str, Any], nccl: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Torch has one recorder for NCCL and one for all other backends. Both number their groups from 0.
-
-    Of a group that has two backends only NCCL's calls are kept: each backend numbers them for itself.
+    """Torch has one recorder for NCCL and one for all other backends. Both number their groups from 0, and a group that
+    has two backends has calls in both, which each backend numbers for itself.
     """
     if not nccl or not nccl["entries"]:
         return record
-    both = {entry["process_group"][0] for entry in nccl["entries"]}
-    others = [entry for entry in record["entries"] if entry["process_group"][0] not in both]
-    renumbered = [{**entry, "pg_id": f"{OTHER}{entry['pg_id']}"} for entry in others]
-    status = {f"{OTHER}{number}": one for number, one in record["pg_status"].items()}
-    return {**nccl, "entries": [*renumbered, *nccl["entries"]], "pg_status": {**status, **nccl["pg_status"]}}
+    others = [
+        {**entry, "pg_id": f"{entry['pg_id']}{OTHER}", "process_group": (f"{name}{OTHER}", *about)}
+        for entry in record["entries"]
+        for name, *about in [entry["process_group"]]
+    ]
+    status = {f"{number}{OTHER}": one for number, one in record["pg_status"].items()}
+    return {**nccl, "entries": [*others, *nccl["entries"]], "pg_status": {**status, **nccl["pg_status"]}}
+
+
+def _groups(entries: list[dict[str, Any]]) -> dict[str, list[int]]:
+    """Who is in each, by the names that entries have."""
+    from torch.distributed import distributed_c10d
+
+    world = distributed_c10d._world
+    groups = {name: sorted(world.pg_group_ranks.get(group, ())) for group, name in world.pg_names.items()}
+    also = {entry["process_group"][0] for entry in entries} - groups.keys()
+    return groups | {name: groups.get(name.removesuffix(OTHER), []) for name in also}
 
 
 def _last(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The last calls of each group: of thousands of ranks everything would be too much to read."""
-    kept, seen = [], Counter()
-    for entry in reversed(entries):
-        seen[entry["process_group"][0]] += 1
-        if seen[entry["process_group"][0]] <= CALLS:
-            kept.append(entry)
-    return kept[::-1]
+    """Of each group those around the oldest that hasn't ended, after which a GPU may have hundreds to begin. Of
+    thousands of ranks everything would be too much to read.
+    """
+    by_group: dict[str, list[int]] = defaultdict(list)
+    for place, entry in enumerate(entries):
+        by_group[entry["process_group"][0]].append(place)
+    kept: set[int] = set()
+    for places in by_group.values():
+        waits = (number for number, place in enumerate(places) if entries[place]["state"] != "completed")
+        end = next(waits, len(places)) + CALLS // 2
+        kept.update(places[max(0, min(end, len(places)) - CALLS) : end])
+    return [entries[place] for place in sorted(kept)]
 
 
 def _main_stack() -> list[str]:

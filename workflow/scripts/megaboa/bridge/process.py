@@ -126,7 +126,7 @@ def leave_in_time(pretrain: ModuleType, seconds: float = 60.0) -> None:
         timer = threading.Timer(seconds, os._exit, (1,))
         timer.daemon = True
         timer.start()
-        flight.write()  # while the groups are there
+        flight.answer()  # while the groups are there
         clean_up(*arguments)
 
     pretrain._cleanup_after_pretrain_failure = in_time

@@ -66,7 +66,7 @@ def conclude(order: Path, found: Mapping[str, tuple[RunCheck, Facts | None]], ou
         _say(f"{key}: {problem}: raise it, or plan less; nothing was trained.")
     if exceeded:
         return 1
-    write(out, Preflight(runs=runs))
+    write(out, Preflight(runs=runs, identities=asked.identities))
     print(f"{len(runs)} runs are accepted by Bridge")
     return 0
 

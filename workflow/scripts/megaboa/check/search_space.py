@@ -47,7 +47,9 @@ def candidates(f: Facts) -> list[Candidate]:
 
 def predicted(f: Facts) -> tuple[float | None, float | None]:
     """Seconds of a step, and GiB of a rank; None where nothing is known of the device or the model."""
-    known = f.model.layers and calibration.of(f.cluster.gpu if f.cluster.device == "cuda" else "cpu")
+    if f.model.layers is None:
+        return None, None
+    known = calibration.of(f.cluster.gpu if f.cluster.device == "cuda" else "cpu")
     seconds = speed.of_step(f, known).seconds if known else None
     return seconds, memory.peak(f).total / GIB if memory.is_known(f) else None
 

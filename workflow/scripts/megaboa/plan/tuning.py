@@ -10,11 +10,11 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from megaboa.check import search_space
-from megaboa.check.facts import Facts, from_json
+from megaboa.check.facts import Facts, from_json, with_overrides
 from megaboa.check.search_space import Candidate
 from megaboa.config import ConfigError, LoadedExperiment
 from megaboa.paths import ExperimentFolder
@@ -24,6 +24,7 @@ from megaboa.plan.planner import make_plan
 from megaboa.plan.quantities import overlay
 from megaboa.records import Preflight, Tree, read_if_there
 
+PRECISION, MICRO_BATCH = "training.precision", "training.micro_batch_size"
 WARMUP = 3  # steps in which kernels are chosen and memory is set aside
 # Whatever makes no step faster or slower, and what only makes sense in a whole run.
 NOT_TAKEN = (*proof.NOT_TAKEN, "continue_from", "schedule", "recovery", "checkpoint")
@@ -63,27 +64,24 @@ def experiment(loaded: LoadedExperiment, results: Path | str = "results") -> tup
 
 
 def _read_by_preflight(loaded: LoadedExperiment, run: Run, results: Path | str) -> Facts | None:
-    """The plan doesn't know what a recipe sets. None where it was last read for other ranks."""
+    """The plan doesn't know what a recipe sets. None where the run was another one when preflight read it."""
     found = read_if_there(Preflight, ExperimentFolder(Path(results, loaded.experiment.experiment)).preflight)
-    checked = found and found.runs.get(run.name)
-    facts = from_json(checked.facts) if checked and checked.facts else None
-    return facts if facts and facts.layout.world_size == run.run.world_size else None
+    if found is None or not run.digest.startswith(found.identities.get(run.name, "never read")):
+        return None
+    facts = found.runs[run.name].facts
+    return facts and from_json(facts)
 
 
-def _with_changes(known: Facts, before: Facts, after: Facts) -> Facts:
-    """What the plan says of a run, whose keys have changed, in what preflight knows of it."""
-    sections = {}
-    for section in fields(Facts):
-        old, new = getattr(before, section.name), getattr(after, section.name)
-        changed = {one.name: getattr(new, one.name) for one in fields(new)}
-        changed = {name: value for name, value in changed.items() if value != getattr(old, name)}
-        sections[section.name] = replace(getattr(known, section.name), **changed)
-    return Facts(**sections)
+def _with_values(known: Facts, values: Tree) -> Facts:
+    """A recipe's facts with these keys of the experiment, as far as they are facts: precision and overrides."""
+    named = {key.removeprefix("overrides."): value for key, value in values.items() if key.startswith("overrides.")}
+    precision = values.get(PRECISION, known.training.precision)
+    return with_overrides(replace(known, training=replace(known.training, precision=precision)), named)
 
 
 def _nothing_lost(option: Option) -> Tree:
     """A sweep's run needs a key: the user's own setting has its own micro-batch."""
-    return option.values or {"training.micro_batch_size": option.candidate.facts.training.mbs}
+    return option.values or {MICRO_BATCH: option.candidate.facts.training.mbs}
 
 
 def _base(loaded: LoadedExperiment, run: Run, raw: Tree) -> Tree:
@@ -117,8 +115,9 @@ def _options(loaded: LoadedExperiment, tree: Tree, run: Run, known: Facts) -> tu
     if runs:
         read = proof.read_back({**tree, "sweep": {"skip_illegal": True, "runs": runs}})
         planned = {one.name: one.facts for one in make_plan(replace(read, machine_gpus=loaded.machine_gpus)).runs}
-        read_facts = {name: _with_changes(known, run.facts, one) for name, one in planned.items()}
-        facts += [(values, read_facts[name]) for name, values in runs.items() if name in planned]
+        if run.run.is_recipe:  # of which the plan has no facts
+            planned = {name: _with_values(known, values) for name, values in runs.items() if name in planned}
+        facts += [(values, planned[name]) for name, values in runs.items() if name in planned]
     found: dict[str, Option] = {}
     for values, one in facts:
         label = "".join(f"-{_label(key, value)}" for key, value in values.items())
@@ -137,9 +136,10 @@ def _own_value(run: Run, known: Facts, key: str) -> object:
     section, _, name = key.partition(".")
     if section == "overrides":
         return run.config.overrides.get(name)
-    if run.run.is_recipe:  # of which the configuration has only default values
-        return getattr({"training": known.training, "parallel": known.layout}.get(section), name, None)
-    return getattr(getattr(run.config, section, None), name, None)
+    asked = getattr(run.config, section, None)
+    if run.run.is_recipe and name not in getattr(asked, "model_fields_set", ()):  # it has only default values
+        return {PRECISION: known.training.precision, MICRO_BATCH: known.training.mbs}.get(key)
+    return getattr(asked, name, None)
 
 
 def _label(key: str, value: object) -> str:

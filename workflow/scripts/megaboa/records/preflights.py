@@ -73,9 +73,10 @@ class RunCheck(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Preflight(Record):
-    """preflight.json, where all runs passed."""
+    """preflight.json, where all runs passed. `identities`: of the runs as they were then."""
 
     runs: dict[str, RunCheck]
+    identities: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -81,7 +81,7 @@ def completed_at(checkpoints: Path) -> dict[int, float]:
 
 
 def hide_unfinished(checkpoints: Path) -> list[Path]:
-    """What an interrupted save left behind, as Bridge would write into the same folder again.
+    """Rename what an interrupted save left, because Bridge would write into the same folder again.
 
     `delete_retired` deletes its files.
     """

@@ -22,7 +22,7 @@ from typing import Any, Literal
 # missing: they have not come. mismatch: they called another collective than the others. deadlock: ranks wait for each
 # other. joined: all have come, and it completes nowhere: the network, or a GPU.
 Kind = Literal["slow", "frozen", "stalled", "unbegun", "missing", "mismatch", "deadlock", "joined"]
-BLAMES_NODE: tuple[Kind, ...] = ("frozen", "stalled", "unbegun")
+BLAMES_NODE: tuple[Kind, ...] = ("frozen", "stalled")  # not unbegun, which no GPU has shown yet
 # Of NCCL's, those that complete nowhere before every rank has come: the root of a broadcast may be done before.
 TOGETHER = re.compile(r"^nccl:_?(?:all|reduce_scatter|coalesced)", re.IGNORECASE)
 MOST_BYTES = 1 << 30
@@ -37,7 +37,7 @@ class Call:
     name: str
     sizes: str
     done: bool
-    begun: bool = False  # by its GPU, which NCCL knows where TORCH_NCCL_ENABLE_TIMING is set
+    begun: bool = False  # by its GPU, which torch knows where TORCH_NCCL_ENABLE_TIMING is set
 
     def __str__(self) -> str:
         return f"{self.name.split(':')[-1]} {self.number}" + (f" of {self.sizes}" if self.sizes else "")
@@ -52,6 +52,7 @@ class Dump:
     stack: tuple[str, ...] = ()
     ended: Mapping[str, int] = field(default_factory=dict)  # by group the last that has ended
     moved: bool = False  # calls began or ended while it was written
+    between_stages: bool = False  # it is sending or receiving, which no verdict counts
 
     def last(self, group: str) -> int:
         return max(self.calls.get(group, {}), default=0)
@@ -102,7 +103,7 @@ def judge(dumps: Mapping[int, Dump], world_size: int) -> Verdict | None:
     if stalled := [one for one in stuck if one.stalled]:
         first = min(stalled, key=lambda one: (-len(one.stalled), one.call.number))
         return _verdict("stalled", set().union(*(one.stalled for one in stalled)), first, dumps)
-    inside = {rank for one in stuck for rank in one.begun}
+    inside = {rank for one in stuck for rank in one.begun} | {rank for rank, one in dumps.items() if one.between_stages}
     if unbegun := [one for one in stuck if one.begun and one.waiting - inside]:
         first = max(unbegun, key=lambda one: len(one.begun))
         return _verdict("unbegun", set().union(*(one.waiting for one in unbegun)) - inside, first, dumps)
@@ -212,12 +213,15 @@ def dump_of(values: Mapping[str, Any]) -> Dump:
     status = {str(number): int(one["last_completed_collective"]) for number, one in values["pg_status"].items()}
     calls: dict[str, dict[int, Call]] = defaultdict(dict)
     last: dict[str, int] = {}
+    sends = [entry for entry in values["entries"] if entry.get("is_p2p")]
+    # There the last one may be a send's number, which is counted apart.
+    uncertain = {str(entry["pg_id"]) for entry in sends}
     for entry in values["entries"]:
         if entry.get("is_p2p"):
             continue
         number, group = int(entry["collective_seq_id"]), str(entry["process_group"][0])
-        last[group] = status.get(str(entry["pg_id"]), 0)
-        ended = number <= status.get(str(entry["pg_id"]), 0) or entry["state"] == "completed"
+        last[group] = 0 if str(entry["pg_id"]) in uncertain else status.get(str(entry["pg_id"]), 0)
+        ended = number <= last[group] or entry["state"] == "completed"
         begun = entry["state"] == "started"
         calls[group][number] = Call(number, entry["profiling_name"], _sizes(entry), ended, begun)
     groups = {name: frozenset(ranks) for name, ranks in values.get("groups", {}).items()}
@@ -225,7 +229,8 @@ def dump_of(values: Mapping[str, Any]) -> Dump:
         with contextlib.suppress(ValueError, TypeError, KeyError):
             if ranks := json.loads(one["ranks"]):
                 groups.setdefault(str(one["name"]), frozenset(ranks))
-    return Dump(calls, groups, tuple(values.get("stack", ())), last, values.get("moved", False))
+    sending = any(entry["state"] != "completed" for entry in sends)
+    return Dump(calls, groups, tuple(values.get("stack", ())), last, values.get("moved", False), sending)
 
 
 def _sizes(entry: Mapping[str, Any]) -> str:

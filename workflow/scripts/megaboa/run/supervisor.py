@@ -168,7 +168,7 @@ def _attempt(call: Call) -> None:
     target = payload.attempt(number)
     call.patiently(lambda: (target.path / "end").mkdir(parents=True, exist_ok=True))
     call.patiently(lambda: checkpoints.hide_unfinished(payload.checkpoints))
-    threading.Thread(target=checkpoints.delete_retired, args=[payload.checkpoints], daemon=True).start()
+    threading.Thread(target=checkpoints.delete_retired, args=[payload.checkpoints]).start()  # this process waits for it
     _share_image(call, target)
     took = Stopwatch()
     ran_on = call.patiently(lambda: what_runs(folder, payload))
@@ -331,7 +331,7 @@ def _node_of(call: Call, rank: int) -> str:
 
 
 def _who_was_waited_for(call: Call, target: AttemptFolder, failure: Failure) -> Failure:
-    """Of a hang, or of a collective's time-out: the ranks and, where these did not even answer, their nodes."""
+    """Of a hang, or of a collective's time-out: the ranks and, where these or their GPUs are to blame, their nodes."""
     if failure.cause not in ("hang", "transient"):
         return failure
     size = call.folder.run.world_size
