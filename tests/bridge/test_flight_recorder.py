@@ -33,16 +33,15 @@ def test_a_group_with_two_backends_has_calls_of_both():
     assert found.waiting("world") is None and str(found.waiting(f"world{OTHER}")) == "gather 3"
 
 
+@pytest.mark.parametrize("by_state", [True, False], ids=["nccl", "gloo"])
 @pytest.mark.parametrize(
     ("ended", "first", "last"), [(300, 251, 300), (100, 76, 125), (3, 1, 28), (0, 1, 25), (290, 251, 300)]
 )
-def test_the_call_that_hangs_is_kept_however_many_wait_behind_it(ended, first, last):
-    calls = [
-        {"process_group": ("tp", ""), "collective_seq_id": number, "state": "completed" if number <= ended else ""}
-        for number in range(1, 301)
-    ]
-    kept = [call["collective_seq_id"] for call in _last(calls)]
-    assert kept == list(range(first, last + 1))
+def test_the_call_that_hangs_is_kept_however_many_wait_behind_it(ended, first, last, by_state):
+    dump = recorded(0 if by_state else ended, *(("tp", number, "nccl:all_gather") for number in range(1, 301)))
+    for entry in dump["entries"][: ended if by_state else 0]:
+        entry["state"] = "completed"
+    assert [entry["collective_seq_id"] for entry in _last(dump)] == list(range(first, last + 1))
 
 
 def test_torch_has_both_recorders():

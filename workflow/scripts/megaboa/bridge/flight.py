@@ -18,6 +18,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+from megaboa.run.flight import ended_by_group, has_ended
 from megaboa.scheduler.ranks import STACKS_SIGNAL
 
 PREFIX = "TORCH_FR_DUMP_TEMP_FILE"  # where dumps go: the rank's number follows
@@ -85,7 +86,7 @@ def _dump(also_nccl: bool) -> dict[str, Any]:
 
     nccl = getattr(c10d, "_dump_nccl_trace", None) if also_nccl else None  # a build without NCCL has none
     dump = merged(*(pickle.loads(ask(*WANTED)) for ask in (c10d._dump_fr_trace, nccl) if ask))
-    entries = _last(dump["entries"])
+    entries = _last(dump)
     return {**dump, "entries": entries, "groups": _groups(entries), "stack": _main_stack()}
 
 
@@ -114,19 +115,20 @@ def _groups(entries: list[dict[str, Any]]) -> dict[str, list[int]]:
     return groups | {name: groups.get(name.removesuffix(OTHER), []) for name in also}
 
 
-def _last(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of each group those around the oldest that hasn't ended, after which a GPU may have hundreds to begin. Of
+def _last(dump: dict[str, Any]) -> list[dict[str, Any]]:
+    """Of each group the calls around the oldest that hasn't ended, after which a GPU may have hundreds to begin. Of
     thousands of ranks everything would be too much to read.
     """
+    ended = ended_by_group(dump)
     by_group: dict[str, list[int]] = defaultdict(list)
-    for place, entry in enumerate(entries):
+    for place, entry in enumerate(dump["entries"]):
         by_group[entry["process_group"][0]].append(place)
     kept: set[int] = set()
     for places in by_group.values():
-        waits = (number for number, place in enumerate(places) if entries[place]["state"] != "completed")
-        end = next(waits, len(places)) + CALLS // 2
-        kept.update(places[max(0, min(end, len(places)) - CALLS) : end])
-    return [entries[place] for place in sorted(kept)]
+        waits = (number for number, place in enumerate(places) if not has_ended(dump["entries"][place], ended))
+        end = min(next(waits, len(places)) + CALLS // 2, len(places))
+        kept.update(places[max(0, end - CALLS) : end])
+    return [dump["entries"][place] for place in sorted(kept)]
 
 
 def _main_stack() -> list[str]:

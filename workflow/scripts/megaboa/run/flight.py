@@ -210,27 +210,39 @@ def read(prefix: str, world_size: int) -> dict[int, Dump]:
 
 def dump_of(values: Mapping[str, Any]) -> Dump:
     """From torch's own form, of version 2."""
-    status = {str(number): int(one["last_completed_collective"]) for number, one in values["pg_status"].items()}
+    ended = ended_by_group(values)
     calls: dict[str, dict[int, Call]] = defaultdict(dict)
     last: dict[str, int] = {}
-    sends = [entry for entry in values["entries"] if entry.get("is_p2p")]
-    # There the last one may be a send's number, which is counted apart.
-    uncertain = {str(entry["pg_id"]) for entry in sends}
+    sending = False
     for entry in values["entries"]:
+        done = has_ended(entry, ended)
         if entry.get("is_p2p"):
+            sending = sending or not done
             continue
         number, group = int(entry["collective_seq_id"]), str(entry["process_group"][0])
-        last[group] = 0 if str(entry["pg_id"]) in uncertain else status.get(str(entry["pg_id"]), 0)
-        ended = number <= last[group] or entry["state"] == "completed"
+        last[group] = ended.get(str(entry["pg_id"]), 0)
         begun = entry["state"] == "started"
-        calls[group][number] = Call(number, entry["profiling_name"], _sizes(entry), ended, begun)
+        calls[group][number] = Call(number, entry["profiling_name"], _sizes(entry), done, begun)
     groups = {name: frozenset(ranks) for name, ranks in values.get("groups", {}).items()}
     for one in values.get("pg_config", {}).values():  # NCCL's own
         with contextlib.suppress(ValueError, TypeError, KeyError):
             if ranks := json.loads(one["ranks"]):
                 groups.setdefault(str(one["name"]), frozenset(ranks))
-    sending = any(entry["state"] != "completed" for entry in sends)
     return Dump(calls, groups, tuple(values.get("stack", ())), last, values.get("moved", False), sending)
+
+
+def ended_by_group(values: Mapping[str, Any]) -> dict[str, int]:
+    """By the number of a group its last collective that has ended. Where there are sends nothing: that number may be
+    a send's, and these are counted apart.
+    """
+    sends = {str(entry["pg_id"]) for entry in values["entries"] if entry.get("is_p2p")}
+    found = {str(number): int(one["last_completed_collective"]) for number, one in values["pg_status"].items()}
+    return {number: last for number, last in found.items() if number not in sends}
+
+
+def has_ended(entry: Mapping[str, Any], ended: Mapping[str, int]) -> bool:
+    """Gloo's say so by their number alone."""
+    return entry["state"] == "completed" or int(entry["collective_seq_id"]) <= ended.get(str(entry["pg_id"]), 0)
 
 
 def _sizes(entry: Mapping[str, Any]) -> str:
