@@ -102,7 +102,7 @@ def test_a_plan_without_tuning_has_no_such_specification(plan_of):
     ("text", "message"),
     [
         ("tune: {run: other}\n", r"tune\.run"),
-        (RECIPE, "of the recipe of the run 'run': call `snakemake preflight` first"),
+        (RECIPE, "has not read the run 'run' as it is now: call `snakemake preflight` first"),
         ("tune: {confidence: 1.5}\n", r"tune\.confidence"),
     ],
 )

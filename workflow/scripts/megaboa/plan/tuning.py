@@ -48,8 +48,9 @@ def experiment(loaded: LoadedExperiment, results: Path | str = "results") -> tup
         raise ConfigError([loaded.problem(("tune", "run"), f"the run {choice.name!r} is not legal itself")])
     known = _read_by_preflight(loaded, run, results) if run.run.is_recipe else run.facts
     if known is None or known.model.layers is None:
-        what, call = ("recipe", "preflight") if run.run.is_recipe else ("model", "data import")
-        message = f"nothing is known yet of the {what} of the run {run.name!r}: call `snakemake {call}` first"
+        message = f"the model of the run {run.name!r} is not here yet: call `snakemake data import` first"
+        if run.run.is_recipe:
+            message = f"preflight has not read the run {run.name!r} as it is now: call `snakemake preflight` first"
         raise ConfigError([loaded.problem(("tune", "run"), message)])
     tree = _base(loaded, run, overlay(loaded.raw, choice.values))
     own, found = _options(loaded, tree, run, known)
