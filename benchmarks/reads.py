@@ -106,9 +106,9 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="of the checkpoint, for the time of the call; default: /tmp")
     asked = parser.parse_args()
     device = torch.device(asked.device)
-    with tempfile.TemporaryDirectory(prefix="megaboa-", dir=asked.folder) as name:
+    with tempfile.TemporaryDirectory(prefix="megaboa-", dir=asked.folder) as folder:
         saved = {f"layer.{number}": torch.randn(shape) for number, shape in enumerate(sizes(int(asked.gib * GIB)))}
-        dcp.save(saved, storage_writer=dcp.FileSystemWriter(name, thread_count=2), no_dist=True)
+        dcp.save(saved, storage_writer=dcp.FileSystemWriter(folder, thread_count=2), no_dist=True)
         bytes_saved = sum(tensor.nbytes for tensor in saved.values())
         expected = {name: tensor.sum(dtype=torch.float64).item() for name, tensor in saved.items()}
         into = {name: torch.empty(tensor.shape, device=device) for name, tensor in saved.items()}
@@ -121,14 +121,13 @@ def main() -> None:
                     tensor.zero_()
                 FileSystemReader.read_data = read_data
                 began = time.perf_counter()
-                dcp.load(into, checkpoint_id=name, no_dist=True)
+                dcp.load(into, checkpoint_id=folder, no_dist=True)
                 if device.type == "cuda":
                     torch.cuda.synchronize()
                 seconds.setdefault(way, []).append(time.perf_counter() - began)
-                for tensor_name, tensor in into.items():
-                    found = tensor.cpu().sum(dtype=torch.float64).item()
-                    if found != expected[tensor_name]:
-                        raise SystemExit(f"{way}: {tensor_name} differs")
+                for name, tensor in into.items():
+                    if tensor.cpu().sum(dtype=torch.float64).item() != expected[name]:
+                        raise SystemExit(f"{way}: {name} differs")
     processors = len(os.sched_getaffinity(0))
     print(f"{bytes_saved / GIB:.1f} GiB to {device}, {processors} processors, torch {torch.__version__}\n")
     print("| way | seconds, median | lowest to highest | GiB/s |\n|---|---:|---:|---:|")

@@ -4,6 +4,10 @@ Each of the files here has its own runs. They run side by side on the same two G
 `make setup DEVICE=cuda` has set up.
 """
 
+import contextlib
+import subprocess
+import time
+
 import pytest
 from clone import edit, kill_group
 from gpu_count import gpus
@@ -27,6 +31,7 @@ resources: {cpus_per_rank: 2}
 export: {runs: [PROVED]}
 """
 STEPS = 20
+RUN_SECONDS = 200.0  # at most, of a run that is hit by something: about 75 s on two H100s
 # Largest difference of a step's loss: from the CPU's in fp32, and in bf16.
 FP32, BF16 = 1e-3, 5e-2
 
@@ -55,6 +60,22 @@ def done(workspace, config, *targets):
         print(process.communicate(timeout=1200)[0])
     finally:
         kill_group(process)
+
+
+def hit_each(workspace, config, name, runs, after, hit):
+    """Train these runs, which take turns as each has both GPUs, and do that to each once it is past that step."""
+    process = start(workspace, config, "pretrain")
+    waiting, deadline = set(runs), time.monotonic() + RUN_SECONDS * len(runs)
+    while waiting and process.poll() is None and time.monotonic() < deadline:
+        for run in sorted(waiting):
+            link = workspace.results(name, "runs", run, "attempts.jsonl")
+            if link.exists() and max((step for step, *_ in workspace.steps(name, run)), default=0) > after:
+                hit(run)
+                waiting.remove(run)
+        time.sleep(0.2)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        print(process.communicate(timeout=RUN_SECONDS)[0])
+    kill_group(process)
 
 
 def losses(workspace, name, run):

@@ -1,22 +1,18 @@
 """Runs on GPUs, one rank of which is killed between two saves, continue from the last, or from copies on the node."""
 
-import contextlib
 import os
 import signal
-import subprocess
-import time
 
 import pytest
-from clone import edit, kill_group
-from gpu_runs import BF16, TWO, experiment, on_two_gpus, start
+from clone import edit
+from gpu_runs import BF16, TWO, experiment, hit_each, on_two_gpus
 
 from megaboa.files import read_jsonl
 
 pytestmark = on_two_gpus
 
 STEPS, SAVE_INTERVAL, COPIED_EVERY = 600, 200, 20
-KILLED_AT = 250  # or a few steps later
-PATIENCE = 200.0  # for each run: they take turns, as each has both GPUs, and took about 75 s on two H100s
+KILLED_AFTER = 249  # or a few steps later
 SHARDINGS = {"fsdp-1": "optim", "fsdp-2": "optim_grads", "fsdp-3": "optim_grads_params"}  # no_shard can't be saved
 RUNS = {
     "dp2": f"{{{TWO}}}",  # saves in the background, as the next one does, as a large model is saved
@@ -37,19 +33,10 @@ def configuration(workspace):
 
 @pytest.fixture(scope="module")
 def interrupted(workspace):
-    config = configuration(workspace)
-    process = start(workspace, config, "pretrain")
-    waiting, deadline = set(RUNS), time.monotonic() + PATIENCE * len(RUNS)
-    while waiting and process.poll() is None and time.monotonic() < deadline:
-        for run in sorted(waiting):
-            link = workspace.results("long", "runs", run, "attempts.jsonl")
-            if link.exists() and max((step for step, *_ in workspace.steps("long", run)), default=0) >= KILLED_AT:
-                os.kill(workspace.rank_processes("long", run)[-1], signal.SIGKILL)
-                waiting.remove(run)
-        time.sleep(0.2)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        print(process.communicate(timeout=PATIENCE)[0])
-    kill_group(process)
+    def kill(run):
+        os.kill(workspace.rank_processes("long", run)[-1], signal.SIGKILL)
+
+    hit_each(workspace, configuration(workspace), "long", RUNS, KILLED_AFTER, kill)
     return workspace
 
 

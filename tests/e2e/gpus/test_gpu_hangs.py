@@ -1,20 +1,16 @@
 """A GPU that stands still: the hang is told by what NCCL has recorded, and the run resumes."""
 
-import contextlib
 import re
-import subprocess
-import time
 
 import pytest
-from clone import edit, kill_group
-from gpu_runs import TWO, experiment, on_two_gpus, start
+from clone import edit
+from gpu_runs import TWO, experiment, hit_each, on_two_gpus
 
 from megaboa.files import read_jsonl
 
 pytestmark = on_two_gpus
 
 STEPS, SAVE_INTERVAL = 300, 50
-PATIENCE = 200.0  # for each run, which has both GPUs for itself
 TIMED = "timed"  # with what tells which GPU it is
 RUNS = ("untimed", TIMED)
 
@@ -39,22 +35,15 @@ def configuration(workspace):
 
 @pytest.fixture(scope="module")
 def told(workspace):
-    config = configuration(workspace)
     for run in RUNS:
         (workspace.path / run).mkdir()
-    process = start(workspace, config, "pretrain")
-    waiting, deadline = set(RUNS), time.monotonic() + PATIENCE * len(RUNS)
-    while waiting and process.poll() is None and time.monotonic() < deadline:
-        for run in sorted(waiting):
-            link = workspace.results("hangs", "runs", run, "attempts.jsonl")
-            if link.exists() and max((step for step, *_ in workspace.steps("hangs", run)), default=0) > SAVE_INTERVAL:
-                (workspace.path / run / "0.new").write_text("GPU_SLEEP")
-                (workspace.path / run / "0.new").rename(workspace.path / run / "0")
-                waiting.remove(run)
-        time.sleep(0.2)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        print(process.communicate(timeout=PATIENCE)[0])
-    kill_group(process)
+
+    def stand_still(run):
+        """The GPU of rank 0."""
+        (workspace.path / run / "0.new").write_text("GPU_SLEEP")
+        (workspace.path / run / "0.new").rename(workspace.path / run / "0")
+
+    hit_each(workspace, configuration(workspace), "hangs", RUNS, SAVE_INTERVAL, stand_still)
     return workspace
 
 
