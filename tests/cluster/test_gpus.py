@@ -306,14 +306,16 @@ def with_a_checkpoint(faults: AllAtOnce, run: str, attempt: int) -> tuple[str, f
 
 def lose_a_rank_and_a_host(faults: AllAtOnce) -> list[Event]:
     host, _ = with_a_checkpoint(faults, LOST, 1)
-    faults.signal_rank(host, "STOP", LOST)  # until its host's GPU can be checked, which has no other run then
+    # Until its host's GPU can be checked: no other run computes there, or holds more memory than an idle GPU's.
+    faults.signal_rank(host, "STOP", LOST)
     faults.undisturbed.result()
     faults.imported.result()
+    faults.wait_for_end(LATE, 2)
     killed = time.time()
     faults.signal_rank(host, "KILL", LOST)
 
     lost, _ = with_a_checkpoint(faults, LOST, 2)
-    assert lost == host, faults.ends(LOST)
+    assert lost == host, faults.clone.ledger(NAME, LOST)
     crashed = time.time()
     faults.lab.crash(lost)
     assert faults.wait_for_start(LOST, 3)["nodes"] != [lost]

@@ -14,6 +14,7 @@ from megaboa.run import flight
 from megaboa.run.flight import Call, Dump, judge
 
 ROOT = Path(__file__).resolve().parents[2]
+STOPPED_GPU = ROOT / "tests" / "fixtures" / "stopped-gpu"
 
 
 def dump(world=(), tensor=(), data=(), name="reduce", **more):
@@ -144,6 +145,20 @@ def test_a_gpu_that_has_not_begun_what_those_of_the_others_have_is_told():
     elsewhere = flight.dump_of({"entries": [entry(3), entry(9, "1", "started")], "pg_status": {}})
     late = {**dumps, 0: replace(elsewhere, groups=pair), 3: Dump({}, pair)}
     assert (judge(late, 4).kind, judge(late, 4).ranks) == ("missing", (3,))
+
+
+def test_a_gpu_that_stands_still_is_told_by_what_takes_no_other_rank(tmp_path):
+    """Two H200s, one of which slept: it has not completed an all-reduce of its own, and the other waits for its rank."""
+    found = flight.read(str(STOPPED_GPU / "flight-rank-"), 2)
+    said = judge(found, 2)
+    assert (said.kind, said.ranks, said.waiting) == ("halted", (0,), (1,))
+    assert str(said) == (
+        "rank 1 waited in reduce_scatter_tensor_coalesced 165 of Float [43648] (group 3) for rank 0, which was in"
+        " site-packages/megatron/bridge/training/losses.py:73 masked_next_token_loss, and whose GPU stands still"
+    )
+    assert str(judge({**found, 0: replace(found[0], stack=())}, 2)).endswith("for rank 0, whose GPU stands still")
+    # Where all look like that, as behind a CUDA graph, whose collectives nobody records, none is to blame.
+    assert judge({0: found[0], 1: replace(found[1], halted=True)}, 2).ranks == ()
 
 
 def test_who_sends_or_receives_between_stages_has_not_left_others_waiting():

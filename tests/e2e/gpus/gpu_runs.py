@@ -12,6 +12,8 @@ import pytest
 from clone import edit, kill_group
 from gpu_count import gpus
 
+from megaboa.run.checkpoints import latest
+
 on_two_gpus = [pytest.mark.slow, pytest.mark.skipif(gpus() < 2, reason=f"two GPUs are needed, and {gpus()} found")]
 
 TWO = "resources.gpus_per_node: 2"
@@ -62,14 +64,18 @@ def done(workspace, config, *targets):
         kill_group(process)
 
 
-def hit_each(workspace, config, name, runs, after, hit):
-    """Train these runs, which take turns as each has both GPUs, and do that to each once it is past that step."""
+def hit_each(workspace, config, name, runs, after, hit, *, saved=0):
+    """Train these runs, which take turns as each has both GPUs, and do that to each once it is past that step, and has
+    saved one.
+    """
     process = start(workspace, config, "pretrain")
     waiting, deadline = set(runs), time.monotonic() + RUN_SECONDS * len(runs)
     while waiting and process.poll() is None and time.monotonic() < deadline:
         for run in sorted(waiting):
-            link = workspace.results(name, "runs", run, "attempts.jsonl")
-            if link.exists() and max((step for step, *_ in workspace.steps(name, run)), default=0) > after:
+            if not workspace.results(name, "runs", run, "attempts.jsonl").exists():
+                continue
+            last = max((step for step, *_ in workspace.steps(name, run)), default=0)
+            if last > after and latest(workspace.store(name, run) / "checkpoints") >= saved:
                 hit(run)
                 waiting.remove(run)
         time.sleep(0.2)

@@ -12,7 +12,7 @@ from megaboa.files import read_jsonl
 pytestmark = on_two_gpus
 
 STEPS, SAVE_INTERVAL, COPIED_EVERY = 600, 200, 20
-KILLED_AFTER = 249  # or a few steps later
+KILLED_AFTER = 249  # or later: a save in the background takes its time
 SHARDINGS = {"fsdp-1": "optim", "fsdp-2": "optim_grads", "fsdp-3": "optim_grads_params"}  # no_shard can't be saved
 RUNS = {
     "dp2": f"{{{TWO}}}",  # saves in the background, as the next one does, as a large model is saved
@@ -36,7 +36,7 @@ def interrupted(workspace):
     def kill(run):
         os.kill(workspace.rank_processes("long", run)[-1], signal.SIGKILL)
 
-    hit_each(workspace, configuration(workspace), "long", RUNS, KILLED_AFTER, kill)
+    hit_each(workspace, configuration(workspace), "long", RUNS, KILLED_AFTER, kill, saved=SAVE_INTERVAL)
     return workspace
 
 

@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 # slow: collectives still ended while they wrote, so nothing hangs. frozen: they wrote nothing. stalled: their GPUs have
-# not completed what others have. unbegun: their GPUs have not begun what others have, and are in no other collective.
+# not completed what others have. halted: their GPUs have not completed what takes no other rank. unbegun: their GPUs have
+# not begun what others have, and are in no other collective.
 # missing: they have not come. mismatch: they called another collective than the others. deadlock: ranks wait for each
 # other. joined: all have come, and it completes nowhere: the network, or a GPU.
-Kind = Literal["slow", "frozen", "stalled", "unbegun", "missing", "mismatch", "deadlock", "joined"]
-BLAMES_NODE: tuple[Kind, ...] = ("frozen", "stalled")  # not unbegun, which no GPU has shown yet
+Kind = Literal["slow", "frozen", "stalled", "halted", "unbegun", "missing", "mismatch", "deadlock", "joined"]
+BLAMES_NODE: tuple[Kind, ...] = ("frozen", "stalled", "halted")  # not unbegun, which no GPU has shown yet
 # Of NCCL's, those that complete nowhere before every rank has come: the root of a broadcast may be done before.
 TOGETHER = re.compile(r"^nccl:_?(?:all|reduce_scatter|coalesced)", re.IGNORECASE)
 MOST_BYTES = 1 << 30
@@ -53,6 +54,7 @@ class Dump:
     ended: Mapping[str, int] = field(default_factory=dict)  # by group the last that has ended
     moved: bool = False  # calls began or ended while it was written
     between_stages: bool = False  # it is sending or receiving, which no verdict counts
+    halted: bool = False  # the first that its GPU has not completed is of a group that has no other rank
 
     def last(self, group: str) -> int:
         return max(self.calls.get(group, {}), default=0)
@@ -77,6 +79,7 @@ class Verdict:
         was = f", which was in {self.doing}" if self.doing else ""
         for_whom = f" for {who}{was}" if self.ranks else ""
         return {
+            "halted": f"{wait}{for_whom}, and whose GPU stands still" if was else f"{wait}{for_whom}, whose GPU stands still",
             "slow": f"{wait}{for_whom}, and collectives ended meanwhile: slow, not hung",
             "frozen": f"{wait} for {who}, which did not even answer",
             "unbegun": f"{there} began on rank {_brief(self.waiting)} and not on the GPU of {who}",
@@ -103,6 +106,10 @@ def judge(dumps: Mapping[int, Dump], world_size: int) -> Verdict | None:
     if stalled := [one for one in stuck if one.stalled]:
         first = min(stalled, key=lambda one: (-len(one.stalled), one.call.number))
         return _verdict("stalled", set().union(*(one.stalled for one in stalled)), first, dumps)
+    still = {rank for rank, dump in dumps.items() if dump.halted}
+    if halted := [one for one in stuck if one.waiting - still and one.members & still]:
+        first = max(halted, key=lambda one: len(one.waiting - still))
+        return _verdict("halted", set().union(*(one.members & still for one in halted)), first, dumps)
     inside = {rank for one in stuck for rank in one.begun} | {rank for rank, one in dumps.items() if one.between_stages}
     if unbegun := [one for one in stuck if one.begun and one.waiting - inside]:
         first = max(unbegun, key=lambda one: len(one.begun))
@@ -126,6 +133,7 @@ class _Stuck:
 
     group: str
     call: Call
+    members: frozenset[int]
     waiting: frozenset[int]
     missing: frozenset[int]
     differ: frozenset[int]  # who called something else than most
@@ -152,7 +160,8 @@ def _stuck(dumps: Mapping[int, Dump], silent: set[int]) -> Iterator[_Stuck]:
         stalled = frozenset(here if beyond and TOGETHER.match(usual.name) else ())
         waiting = frozenset(beyond if stalled else here)
         begun = frozenset(rank for rank, call in here.items() if call.begun)
-        yield _Stuck(group, usual, waiting, frozenset(missing), frozenset(_differ(called)), stalled, begun)
+        differ = frozenset(_differ(called))
+        yield _Stuck(group, usual, frozenset(members), waiting, frozenset(missing), differ, stalled, begun)
 
 
 def _has_ended(dump: Dump, group: str, number: int) -> bool:
@@ -228,7 +237,10 @@ def dump_of(values: Mapping[str, Any]) -> Dump:
         with contextlib.suppress(ValueError, TypeError, KeyError):
             if ranks := json.loads(one["ranks"]):
                 groups.setdefault(str(one["name"]), frozenset(ranks))
-    return Dump(calls, groups, tuple(values.get("stack", ())), last, values.get("moved", False), sending)
+    waits = [entry for entry in values["entries"] if not has_ended(entry, ended)]
+    first = min(waits, key=lambda entry: entry.get("time_created_ns", 0), default=None)
+    halted = bool(first) and not first.get("is_p2p") and len(groups.get(str(first["process_group"][0]), ())) == 1
+    return Dump(calls, groups, tuple(values.get("stack", ())), last, values.get("moved", False), sending, halted)
 
 
 def ended_by_group(values: Mapping[str, Any]) -> dict[str, int]:
