@@ -90,10 +90,13 @@ def test_a_proof_is_one_row_with_the_differences_that_it_measured():
 def test_what_ends_a_call_with_an_error(experiment):
     add(experiment, losses={4: float("nan")})
     experiment.plan_run("left-out")
-    left_out, other, dp1 = sorted(load_runs(experiment.results), key=lambda run: run.name != "left-out")
+    dp1, other, left_out = load_runs(experiment.results)
     left_out.plan["state"] = "INVALID"  # by preflight, where the sweep may leave out what is illegal
-    runs = [replace(left_out, state="INVALID"), other, dp1]
+    left_out = replace(left_out, state="INVALID")
+    runs = [left_out, other, dp1]
     checks = [checked(state) for state in ("PASS", "NOT_RUN", "INVALID", "FAIL")]
+    assert counts(runs, checks).runs == {"PASS": 1, "INVALID": 1, "left out": 1}
+    assert (verdict([left_out, dp1], []), verdict([left_out], [])) == ("PASS", "INVALID")
     found = faults(runs, checks)
     assert [(one.name, one.detail) for one in found] == [
         ("run other", "no finite loss at step 4"),

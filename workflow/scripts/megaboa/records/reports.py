@@ -185,7 +185,7 @@ class Counts(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Checks(Record):
-    """report/checks.json: PASS only where every run and every check passed."""
+    """report/checks.json: PASS only where every run and every check passed, but for runs left out on purpose."""
 
     state: State
     counts: Counts

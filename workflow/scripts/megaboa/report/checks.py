@@ -30,7 +30,7 @@ from megaboa.records import (
     read,
     read_if_there,
 )
-from megaboa.report.runs import RunResult, count_states
+from megaboa.report.runs import LEFT_OUT, RunResult, count_states
 
 
 def proof_checks(proofs: list[Path]) -> list[ReportCheck]:
@@ -122,21 +122,23 @@ def _difference_in(checks: list[StageCheck], name: str) -> float | None:
 
 
 def faults(runs: list[RunResult], checks: Sequence[ReportCheck]) -> list[Fault]:
-    """What ends the call with an error, and where the page shows it. Not what was left out of the plan on purpose."""
-    wrong = [run for run in runs if run.state in ("FAIL", "INVALID") and run.plan.get("state") != "INVALID"]
+    """What ends the call with an error, and where the page shows it."""
+    wrong = [run for run in runs if run.state in ("FAIL", "INVALID") and not run.left_out]
     found = [Fault(name=f"run {run.name}", detail="; ".join(run.reasons), anchor=f"run-{run.name}") for run in wrong]
     failed = [check for check in checks if check.state == "FAIL"]
     return found + [Fault(name=one.name, detail=one.detail, anchor=one.anchor) for one in failed]
 
 
 def verdict(runs: Sequence[RunResult], checks: Sequence[ReportCheck]) -> State:
-    """What the report comes to: PASS only where every run and every check passed."""
-    everything = {one.state for one in (*runs, *checks)}
+    """What the report comes to: PASS only where every run and every check passed, but for runs left out on purpose."""
+    planned = [run for run in runs if not run.left_out] or runs
+    everything = {one.state for one in (*planned, *checks)}
     return next((state for state in ("FAIL", "INVALID", "NOT_RUN") if state in everything), "PASS")
 
 
 def counts(runs: Sequence[RunResult], checks: Sequence[ReportCheck]) -> Counts:
-    of_runs, of_checks = [run.state for run in runs], [check.state for check in checks]
+    of_runs = [LEFT_OUT if run.left_out else run.state for run in runs]
+    of_checks = [check.state for check in checks]
     return Counts(runs=count_states(of_runs), checks=count_states(of_checks))
 
 

@@ -32,6 +32,7 @@ from megaboa.records import (
 
 # Best first: the order in which states are counted and shown.
 STATES = ("PASS", "FAIL", "INVALID", "NOT_RUN")
+LEFT_OUT = "left out"  # how INVALID runs are counted that the plan has left out
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,11 @@ class RunResult:
     @property
     def model(self) -> str:
         return self.plan["model"]
+
+    @property
+    def left_out(self) -> bool:
+        """Of the plan, on purpose: the device can't have it, or `sweep.skip_illegal` skips it."""
+        return self.plan.get("state") == "INVALID"
 
     @property
     def documents(self) -> Tree:
@@ -142,4 +148,4 @@ def passed(runs: list[RunResult]) -> list[RunResult]:
 
 
 def count_states(states: list[str]) -> dict[str, int]:
-    return {state: states.count(state) for state in STATES if state in states}
+    return {state: states.count(state) for state in (*STATES, LEFT_OUT) if state in states}

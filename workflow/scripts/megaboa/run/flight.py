@@ -23,7 +23,7 @@ from typing import Any, Literal
 # missing: they have not come. mismatch: they called another collective than the others. deadlock: ranks wait for each
 # other. joined: all have come, and it completes nowhere: the network, or a GPU.
 Kind = Literal["slow", "frozen", "stalled", "halted", "unbegun", "missing", "mismatch", "deadlock", "joined"]
-BLAMES_NODE: tuple[Kind, ...] = ("frozen", "stalled", "halted")  # not unbegun, which no GPU has shown yet
+BLAMES_NODE: tuple[Kind, ...] = ("frozen", "stalled", "halted", "unbegun")
 # Of NCCL's, those that complete nowhere before every rank has come: the root of a broadcast may be done before.
 TOGETHER = re.compile(r"^nccl:_?(?:all|reduce_scatter|coalesced)", re.IGNORECASE)
 MOST_BYTES = 1 << 30
@@ -79,7 +79,7 @@ class Verdict:
         was = f", which was in {self.doing}" if self.doing else ""
         for_whom = f" for {who}{was}" if self.ranks else ""
         return {
-            "halted": f"{wait}{for_whom}, and whose GPU stands still" if was else f"{wait}{for_whom}, whose GPU stands still",
+            "halted": f"{wait}{for_whom},{' and' if was else ''} whose GPU stands still",
             "slow": f"{wait}{for_whom}, and collectives ended meanwhile: slow, not hung",
             "frozen": f"{wait} for {who}, which did not even answer",
             "unbegun": f"{there} began on rank {_brief(self.waiting)} and not on the GPU of {who}",
