@@ -147,8 +147,8 @@ def test_a_gpu_that_has_not_begun_what_those_of_the_others_have_is_told():
     assert (judge(late, 4).kind, judge(late, 4).ranks) == ("missing", (3,))
 
 
-def test_a_gpu_that_stands_still_is_told_by_what_takes_no_other_rank(tmp_path):
-    """Two H200s, one of which slept: it has not completed an all-reduce of its own, and the other waits for its rank."""
+def test_a_gpu_that_stands_still_is_told_by_what_takes_no_other_rank():
+    """Two H200s, one of which slept: it has not completed its own all-reduce, and the other waits for its rank."""
     found = flight.read(str(STOPPED_GPU / "flight-rank-"), 2)
     said = judge(found, 2)
     assert (said.kind, said.ranks, said.waiting) == ("halted", (0,), (1,))

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 # slow: collectives still ended while they wrote, so nothing hangs. frozen: they wrote nothing. stalled: their GPUs have
-# not completed what others have. halted: their GPUs have not completed what takes no other rank. unbegun: their GPUs have
-# not begun what others have, and are in no other collective.
-# missing: they have not come. mismatch: they called another collective than the others. deadlock: ranks wait for each
-# other. joined: all have come, and it completes nowhere: the network, or a GPU.
+# not completed what others have. halted: their GPUs have not completed what takes no other rank. unbegun: their GPUs
+# have not begun what others have, and are in no other collective. missing: they have not come. mismatch: they called
+# another collective than the others. deadlock: ranks wait for each other. joined: all have come, and it completes
+# nowhere: the network, or a GPU.
 Kind = Literal["slow", "frozen", "stalled", "halted", "unbegun", "missing", "mismatch", "deadlock", "joined"]
 BLAMES_NODE: tuple[Kind, ...] = ("frozen", "stalled", "halted", "unbegun")
 # Of NCCL's, those that complete nowhere before every rank has come: the root of a broadcast may be done before.
