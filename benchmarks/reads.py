@@ -68,8 +68,9 @@ class Staged:
 
 
 def exact_sum(tensor: torch.Tensor) -> int:
-    """Of the numbers' bits: the same in any order."""
-    return tensor.view(torch.int32).sum(dtype=torch.int64).item()
+    """Of the numbers' bits by their places, modulo 2^64: the same in any order of summation."""
+    bits = tensor.view(torch.int32).flatten()
+    return (bits * torch.arange(1, len(bits) + 1, device=tensor.device)).sum().item()
 
 
 def sizes(total: int) -> Iterator[tuple[int, ...]]:

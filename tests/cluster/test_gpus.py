@@ -323,6 +323,8 @@ def lose_a_rank_and_a_host(faults: AllAtOnce) -> list[Event]:
 
     faults.wait_for_end(LOST, 3)
     faults.tell(f"{LOST} has ended")
+    in_service = ("idle", "mixed", "allocated")
+    faults.clone.wait(lambda: faults.lab.state(lost) in in_service, WAIT, f"{lost} to be in service again")
     ends = faults.ends(LOST)
     assert [end["cause"] for end in ends] == ["killed", "node_failure", None], ends
     assert "SIGKILL" in ends[0]["detail"] and ends[1]["bad_nodes"] == [lost]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 
@@ -13,10 +14,37 @@ from site_clone import ENVIRONMENT, SHORT, SITE_FILE
 pytestmark = [pytest.mark.slow, pytest.mark.walk]
 
 
+@contextlib.contextmanager
+def no_site_file(clone):
+    file = clone.path / SITE_FILE
+    chosen = file.read_text()
+    file.unlink()
+    try:
+        yield file
+    finally:
+        file.write_text(chosen)
+
+
+@contextlib.contextmanager
+def partitions_in_state(lab, state, *names):
+    def update(state):
+        for name in names:
+            lab.run(["scontrol", "update", f"PartitionName={name}", f"State={state}"], user="root")
+
+    update(state)
+    try:
+        yield
+    finally:
+        update("UP")
+
+
 def test_the_default_experiment_on_two_hosts(clone):
-    """Every stage of it is a job of SLURM's; of its layouts one, and the others are those of test_starting_ranks.py."""
+    """By the profile as it is in a clone, on a cluster that leaves one choice. Every stage is a job of SLURM's; of the
+    layouts one is here, and the others are those of test_starting_ranks.py.
+    """
     config = clone.default_on_two_hosts(["dp1", "tp2-sp"])
-    clone.snakemake("--configfile", config, timeout=1500)
+    with no_site_file(clone), partitions_in_state(clone.lab, "INACTIVE", "cpu", "low", "lowcancel", "short"):
+        clone.snakemake("--configfile", config, timeout=1500)
     checks = clone.json("tiny", "report", "checks.json")
     assert checks["state"] == "PASS", checks
     (start,) = clone.starts("tiny", "tp2-sp")
@@ -33,10 +61,7 @@ def test_a_dry_run_tells_what_would_be_submitted(clone):
 
 def test_the_profile_as_it_is_finds_what_slurm_leaves_no_choice_about(clone):
     """Partitions with GPUs are several here: they are listed, to be pasted, exported or written down once."""
-    file = clone.path / SITE_FILE
-    chosen = file.read_text()
-    file.unlink()
-    try:
+    with no_site_file(clone) as file:
         output = clone.snakemake("-n", code=1)
         choices = [line.strip() for line in output.splitlines() if line.startswith("  gpu_partition: ")]
         assert choices[0] == 'gpu_partition: "gpu"  # 3 nodes of 2 h100, at most infinite, the default'
@@ -54,8 +79,6 @@ def test_the_profile_as_it_is_finds_what_slurm_leaves_no_choice_about(clone):
         refused = clone.lab.run(clone.command("site", "--write"), cwd=clone.path, env=ENVIRONMENT, check=False)
         assert refused.returncode == 1 and "exists already" in refused.stderr
         assert '\ngpu_partition: "cpu"\n' in refused.stdout, "what is taken, is shown"
-    finally:
-        file.write_text(chosen)
 
 
 def test_auto_is_what_slurm_shows_of_the_partition(clone):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from megaboa.run import flight
-from megaboa.run.flight import Call, Dump, judge
+from megaboa.run.flight import Call, Dump, blamed, judge
 
 ROOT = Path(__file__).resolve().parents[2]
 STOPPED_GPU = ROOT / "tests" / "fixtures" / "stopped-gpu"
@@ -157,6 +157,10 @@ def test_a_gpu_that_stands_still_is_told_by_what_takes_no_other_rank():
         " site-packages/megatron/bridge/training/losses.py:73 masked_next_token_loss, and whose GPU stands still"
     )
     assert str(judge({**found, 0: replace(found[0], stack=())}, 2)).endswith("for rank 0, whose GPU stands still")
+    # Behind what nobody records, peers that wait for such a GPU look like it: no node is blamed then.
+    both = judge({0: found[0], 1: found[0], 2: found[1]}, 3)
+    assert (both.ranks, both.waiting) == ((0, 1), (2,)) and "one of whose GPUs stands still" in str(both)
+    assert (blamed(said, ["a"], 2), blamed(both, ["a", "b"], 8), blamed(both, ["a", "a"], 2)) == (("a",), (), ("a",))
     # Where all look like that, as behind a CUDA graph, whose collectives nobody records, none is to blame.
     assert judge({0: found[0], 1: replace(found[1], halted=True)}, 2).ranks == ()
 

@@ -14,7 +14,7 @@ from megaboa.observe.steps import table_of
 from megaboa.paths import RunFolder, RunStore
 from megaboa.records import ExportRecord, TrainRecord, read
 from megaboa.report.checks import is_evaluated
-from megaboa.report.runs import RunResult, load_run, read_plan, result_of
+from megaboa.report.runs import RunResult, is_left_out, load_run, read_plan, result_of
 from megaboa.run.identity import is_outdated
 
 
@@ -38,7 +38,7 @@ def load_interim(results: Path) -> tuple[list[RunResult], Interim]:
 
 
 def _load(folder: RunFolder, plan: dict[str, str], absent: dict[str, Standing]) -> RunResult:
-    if plan.get("state") == "INVALID":
+    if is_left_out(plan):
         return load_run(folder, plan)
     if folder.name in absent:
         return _unfinished(folder, plan, absent[folder.name])

@@ -32,7 +32,7 @@ from megaboa.records import (
 
 # Best first: the order in which states are counted and shown.
 STATES = ("PASS", "FAIL", "INVALID", "NOT_RUN")
-LEFT_OUT = "left out"  # how INVALID runs are counted that the plan has left out
+LEFT_OUT = "left out"  # as runs are counted that the plan has left out
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,7 @@ class RunResult:
 
     @property
     def left_out(self) -> bool:
-        """Of the plan, on purpose: the device can't have it, or `sweep.skip_illegal` skips it."""
-        return self.plan.get("state") == "INVALID"
+        return is_left_out(self.plan)
 
     @property
     def documents(self) -> Tree:
@@ -104,8 +103,13 @@ def _with_recipes_values(row: dict[str, str], checked: RunCheck | None) -> dict[
     return row | {name: cell(own[name]) for name, value in row.items() if value == RECIPE and name in own}
 
 
+def is_left_out(plan: dict[str, str]) -> bool:
+    """On purpose: the device can't have it, or `sweep.skip_illegal` skips it."""
+    return plan.get("state") == "INVALID"
+
+
 def load_run(folder: RunFolder, plan: dict[str, str]) -> RunResult:
-    if plan.get("state") == "INVALID":  # left out of the plan
+    if is_left_out(plan):
         return RunResult(folder.name, plan, "INVALID", [plan["why"]])
     if not folder.summary.exists():
         return RunResult(folder.name, plan, "NOT_RUN", ["it has no metrics"])

@@ -24,6 +24,8 @@ from typing import Any, Literal
 # nowhere: the network, or a GPU.
 Kind = Literal["slow", "frozen", "stalled", "halted", "unbegun", "missing", "mismatch", "deadlock", "joined"]
 BLAMES_NODE: tuple[Kind, ...] = ("frozen", "stalled", "halted", "unbegun")
+# GPUs that wait for others in what nobody records (a CUDA graph, a kernel that sends by itself) look like that as well.
+BLAMES_ONE_NODE: tuple[Kind, ...] = ("halted", "unbegun")
 # Of NCCL's, those that complete nowhere before every rank has come: the root of a broadcast may be done before.
 TOGETHER = re.compile(r"^nccl:_?(?:all|reduce_scatter|coalesced)", re.IGNORECASE)
 MOST_BYTES = 1 << 30
@@ -79,7 +81,8 @@ class Verdict:
         was = f", which was in {self.doing}" if self.doing else ""
         for_whom = f" for {who}{was}" if self.ranks else ""
         return {
-            "halted": f"{wait}{for_whom},{' and' if was else ''} whose GPU stands still",
+            "halted": f"{wait}{for_whom},{' and' if was else ''} {'whose GPU' if len(self.ranks) == 1 else 'one of whose GPUs'}"
+            " stands still",
             "slow": f"{wait}{for_whom}, and collectives ended meanwhile: slow, not hung",
             "frozen": f"{wait} for {who}, which did not even answer",
             "unbegun": f"{there} began on rank {_brief(self.waiting)} and not on the GPU of {who}",
@@ -89,6 +92,13 @@ class Verdict:
             "deadlock": f"{wait} for {who}, which waited for others in turn{was}",
             "joined": f"{wait}, which all had joined: the network between them, or a GPU, is to blame",
         }[self.kind]
+
+
+def blamed(verdict: Verdict, nodes: Sequence[str], of: int) -> tuple[str, ...]:
+    """Of the nodes that its ranks are on. Most of a run's nodes at once are not broken: what they share is."""
+    named = tuple(dict.fromkeys(nodes)) if verdict.kind in BLAMES_NODE else ()
+    most = of // 2
+    return named if len(named) <= (min(1, most) if verdict.kind in BLAMES_ONE_NODE else most) else ()
 
 
 def judge(dumps: Mapping[int, Dump], world_size: int) -> Verdict | None:
@@ -239,7 +249,8 @@ def dump_of(values: Mapping[str, Any]) -> Dump:
                 groups.setdefault(str(one["name"]), frozenset(ranks))
     waits = [entry for entry in values["entries"] if not has_ended(entry, ended)]
     first = min(waits, key=lambda entry: entry.get("time_created_ns", 0), default=None)
-    halted = bool(first) and not first.get("is_p2p") and len(groups.get(str(first["process_group"][0]), ())) == 1
+    own = bool(first) and len(groups.get(str(first["process_group"][0]), ())) == 1
+    halted = own and not first.get("is_p2p") and first["profiling_name"].startswith("nccl:")
     return Dump(calls, groups, tuple(values.get("stack", ())), last, values.get("moved", False), sending, halted)
 
 

@@ -341,11 +341,9 @@ def _who_was_waited_for(call: Call, target: AttemptFolder, failure: Failure) -> 
     if verdict is None:
         return failure
     nodes = [_node_of(call, rank) for rank in verdict.ranks]
-    frozen = tuple(dict.fromkeys(nodes)) if verdict.kind in flight.BLAMES_NODE and call.site.job else ()
     where = f"; on {', '.join(dict.fromkeys(nodes))}" if nodes and call.site.job else ""
     first = verdict.ranks[0] if verdict.ranks else failure.rank
-    # Most nodes at once are not broken: what they share is.
-    blamed = frozen if 2 * len(frozen) <= len(call.site.nodes) else ()
+    blamed = flight.blamed(verdict, nodes, len(call.site.nodes)) if call.site.job else ()
     return Failure(failure.cause, f"{failure.evidence}; {verdict}{where}", first, blamed)
 
 
