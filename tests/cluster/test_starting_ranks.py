@@ -36,17 +36,17 @@ def test_other_ways_to_start_ranks(clone):
     a health check, on one of whose hosts Python starts late.
     """
     slow = clone.path / "slow-python"
-    late = f'case "$SLURM_NODEID $*" in "1 "*check_node.py*) sleep {LATE_SECONDS};; esac'
-    slow.write_text(f'#!/bin/sh\n{late}\nexec {sys.executable} "$@"\n')
+    sleep = f'case "$SLURM_NODEID $*" in "1 "*check_node.py*) sleep {LATE_SECONDS};; esac'
+    slow.write_text(f'#!/bin/sh\n{sleep}\nexec {sys.executable} "$@"\n')
     slow.chmod(0o755)
+    late = f"launch.python: {slow}, launch.health_check: true"
     wrapper = clone.path / "site-srun"
     wrapper.write_text(f'#!/bin/sh\necho "$@" >> {clone.path}/srun-calls\nexec srun "$@"\n')
     wrapper.chmod(0o755)
     runs = {
         "tasks": f"{SHORT}, resources.nodes: 2, resources.gpus_per_node: 2, {ONE_TASK}",  # and so the import
-        "ranks": f"{SHORT}, resources.nodes: 2, resources.gpus_per_node: 2, launch.network: ethernet",
+        "ranks": f"{SHORT}, resources.nodes: 2, resources.gpus_per_node: 2, launch.network: ethernet, {late}",
         "single": f"{SHORT}, launch.srun: {wrapper}, launch.health_check: true",
-        "late": f"{SHORT}, resources.nodes: 2, launch.python: {slow}, launch.health_check: true",
     }
     config = clone.experiment("ways", runs, save_interval=6)
     edit(clone.path / config, "init: pretrained", "init: pretrained\n    conversion: {tp: 2, nodes: 2}")
@@ -55,13 +55,13 @@ def test_other_ways_to_start_ranks(clone):
     assert clone.json("ways", "models", "dense", "proof.json")["state"] == "PASS"
     (said,) = clone.path.glob("results/ways/logs/models/dense.import.log.ranks/node-1.log")
     assert "rank 1" not in said.read_text()  # else it has failed
-    tasks, ranks, single, late = (clone.curve("ways", run) for run in runs)
+    tasks, ranks, single = (clone.curve("ways", run) for run in runs)
     assert ranks == tasks and len(ranks) == 12
-    assert [step for step, *_ in single] == [step for step, *_ in late] == list(range(1, 13))
+    assert [step for step, *_ in single] == list(range(1, 13))
     logs = sorted(path.name for path in (clone.store("ways", "tasks") / "attempts" / "01").glob("rank-*.log"))
     assert logs == [f"rank-{rank}.log" for rank in range(4)]
     forked = {run: '"keeper"' in (clone.store("ways", run) / "attempts/01/steps.jsonl").read_text() for run in runs}
-    assert forked == {"tasks": True, "ranks": False, "single": False, "late": False}
+    assert forked == {"tasks": True, "ranks": False, "single": False}
     for rank in range(4):  # every one of them, not only the last, which writes the steps
         said = (clone.store("ways", "tasks") / "attempts" / "01" / f"rank-{rank}.log").read_text()
         assert "imports for itself" not in said
@@ -69,9 +69,9 @@ def test_other_ways_to_start_ranks(clone):
     assert "check_node.py" in calls and "train_rank.py" in calls
     (health,) = (clone.store("ways", "single") / "attempts" / "01" / "health").glob("*.json")
     assert json.loads(health.read_text())["ok"]
-    (start,) = clone.starts("ways", "late")
+    (start,) = clone.starts("ways", "ranks")
     assert start["before"]["health_check"] > LATE_SECONDS
-    assert not [event for event in clone.ledger("ways", "late") if event["event"] == "unhealthy"]
+    assert not [event for event in clone.ledger("ways", "ranks") if event["event"] == "unhealthy"]
 
 
 @pytest.mark.skipif(not shutil.which("apptainer"), reason="there is no apptainer (.ci/install_apptainer)")
@@ -98,5 +98,5 @@ def test_an_image_is_started_by_apptainer_on_two_hosts(clone, tmp_path):
 
 def test_the_table_on_the_login_host(clone):
     shown = json.loads(clone.megaboa("status", "ways", "--json"))["ways"]
-    assert {run["run"]: run["state"] for run in shown} == dict.fromkeys(("late", "ranks", "tasks", "single"), "done")
+    assert {run["run"]: run["state"] for run in shown} == {"ranks": "done", "tasks": "done", "single": "done"}
     assert all(run["job"] for run in shown)

@@ -80,9 +80,9 @@ class Verdict:
         wait = f"rank {_brief(self.waiting)} waited in {there}"
         was = f", which was in {self.doing}" if self.doing else ""
         for_whom = f" for {who}{was}" if self.ranks else ""
+        gpu = "whose GPU" if len(self.ranks) == 1 else "one of whose GPUs"
         return {
-            "halted": f"{wait}{for_whom},{' and' if was else ''} {'whose GPU' if len(self.ranks) == 1 else 'one of whose GPUs'}"
-            " stands still",
+            "halted": f"{wait}{for_whom},{' and' if was else ''} {gpu} stands still",
             "slow": f"{wait}{for_whom}, and collectives ended meanwhile: slow, not hung",
             "frozen": f"{wait} for {who}, which did not even answer",
             "unbegun": f"{there} began on rank {_brief(self.waiting)} and not on the GPU of {who}",
