@@ -28,7 +28,7 @@ test-fast: setup
 GPU_TESTS = $(if $(filter file,$(origin PYTHON)),$(BIN)/python,$(PYTHON)) -m pytest -v -ra
 test-gpu:
 	@$(GPU_TESTS) -n 4 --dist loadfile tests/e2e/gpus
-	@$(GPU_TESTS) tests/cluster/test_gpus.py tests/cluster/test_hosts_of_gpus.py
+	@$(GPU_TESTS) tests/cluster/test_gpus.py tests/cluster/test_hosts_of_gpus.py tests/cluster/test_images_of_gpus.py
 
 lint: setup
 	$(BIN)/ruff check .
