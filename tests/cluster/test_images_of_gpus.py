@@ -76,12 +76,10 @@ def test_a_rank_that_dies_in_an_image_is_forked_there_again(faults):
 
 def test_its_losses_are_those_of_ranks_without_an_image(faults):
     faults.clone.snakemake("pretrain", "--configfile", "outside.yaml")
-    inside, outside = (
-        {step: float.fromhex(loss) for step, loss, _ in faults.clone.curve(name, "inside")}
-        for name in (NAME, "outside")
-    )
-    assert list(inside) == list(outside) == list(range(1, STEPS + 1))
-    difference = max(abs(inside[step] - outside[step]) for step in inside)
+    inside, outside = faults.clone.curve(NAME, "inside"), faults.clone.curve("outside", "inside")
+    assert [step for step, *_ in inside] == [step for step, *_ in outside] == list(range(1, STEPS + 1))
+    pairs = zip(inside, outside, strict=True)
+    difference = max(abs(float.fromhex(one) - float.fromhex(other)) for (_, one, _), (_, other, _) in pairs)
     print(f"largest difference of a step's loss: {difference:.2g}")
     assert difference <= (0 if REHEARSAL else BF16)
 

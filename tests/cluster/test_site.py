@@ -26,16 +26,19 @@ def no_site_file(clone):
 
 
 @contextlib.contextmanager
-def partitions_in_state(lab, state, *names):
-    def update(state):
-        for name in names:
-            lab.run(["scontrol", "update", f"PartitionName={name}", f"State={state}"], user="root")
+def partitions(lab, **states):
+    """Each in the state that is named, and up again afterwards."""
 
-    update(state)
+    def update(name, state):
+        lab.run(["scontrol", "update", f"PartitionName={name}", f"State={state}"], user="root")
+
     try:
+        for name, state in states.items():
+            update(name, state)
         yield
     finally:
-        update("UP")
+        for name in states:
+            update(name, "UP")
 
 
 def test_the_default_experiment_on_two_hosts(clone):
@@ -43,7 +46,8 @@ def test_the_default_experiment_on_two_hosts(clone):
     layouts one is here, and the others are those of test_starting_ranks.py.
     """
     config = clone.default_on_two_hosts(["dp1", "tp2-sp"])
-    with no_site_file(clone), partitions_in_state(clone.lab, "INACTIVE", "cpu", "low", "lowcancel", "short"):
+    others = dict.fromkeys(("cpu", "low", "lowcancel", "short"), "INACTIVE")
+    with no_site_file(clone), partitions(clone.lab, **others):
         clone.snakemake("--configfile", config, timeout=1500)
     checks = clone.json("tiny", "report", "checks.json")
     assert checks["state"] == "PASS", checks
@@ -112,18 +116,14 @@ def test_the_users_account_is_found(lab):
     assert re.search(r"^gpu_part +MaxJobsPU 3; Flags DenyOnLimit *$", shown, re.MULTILINE), shown
     assert re.search(r"^normal +- *$", shown, re.MULTILINE) and "not_yours" not in shown
     assert '"gpu"  # 3 nodes of 2 h100, at most infinite, limits of QOS gpu_part, the default\n' in shown
-    try:
-        for name, state in (("cpu", "DRAIN"), ("low", "INACTIVE"), ("lowcancel", "DOWN"), ("short", "DOWN")):
-            lab.run(["scontrol", "update", f"PartitionName={name}", f"State={state}"], user="root")
+    others = {"cpu": "DRAIN", "low": "INACTIVE", "lowcancel": "DOWN", "short": "DOWN"}
+    with partitions(lab, **others):
         shown = lab.run(command, cwd=repository, env=ENVIRONMENT).stdout
         assert '\ngpu_partition: "gpu"\n' in shown, "the only one that is up"
-        lab.run(["scontrol", "update", "PartitionName=gpu", "State=DRAIN"], user="root")
+    with partitions(lab, **others, gpu="DRAIN"):
         shown = lab.run(command, cwd=repository, env=ENVIRONMENT).stdout
         assert "\ngpu_partition" not in shown and '# gpu_partition: "short"' in shown, "two whose jobs wait"
         for name, said in (("low", "inactive: it takes no jobs"), ("short", "down: its jobs wait")):
             assert re.search(f'"{name}"  #.*, {said}$', shown, re.MULTILINE), shown
             submitted = lab.run(["sbatch", "--hold", f"--partition={name}", "--wrap=true"], check=False)
             assert (submitted.returncode == 0) == (name == "short"), submitted.stderr
-    finally:
-        for name in ("gpu", "cpu", "low", "lowcancel", "short"):
-            lab.run(["scontrol", "update", f"PartitionName={name}", "State=UP"], user="root")

@@ -13,10 +13,10 @@ from image import machine
 from lab import UID
 from site_clone import SHORT
 
-from megaboa.run import health
+from megaboa.run.health import SECONDS as CHECK_SECONDS
 
 pytestmark = pytest.mark.slow
-LATE_SECONDS = health.SECONDS + 10
+LATE_SECONDS = CHECK_SECONDS + 10
 ONE_TASK = "launch.tasks: node"  # on each node: the default on GPUs
 
 

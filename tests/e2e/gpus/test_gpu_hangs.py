@@ -12,7 +12,7 @@ pytestmark = on_two_gpus
 
 STEPS, SAVE_INTERVAL = 300, 50
 RUNS = {
-    "dp2": f"{TWO}",  # has collectives that take no other rank, and tell which GPU it is
+    "dp2": TWO,  # has collectives that take no other rank, and tell which GPU it is
     "tp2": f"{TWO}, parallel.tp: 2",  # needs to know when a collective has begun
 }
 TOLD = {

@@ -97,8 +97,8 @@ class Verdict:
 def blamed(verdict: Verdict, nodes: Sequence[str], of: int) -> tuple[str, ...]:
     """Of the nodes that its ranks are on. Most of a run's nodes at once are not broken: what they share is."""
     named = tuple(dict.fromkeys(nodes)) if verdict.kind in BLAMES_NODE else ()
-    most = of // 2
-    return named if len(named) <= (min(1, most) if verdict.kind in BLAMES_ONE_NODE else most) else ()
+    most = min(of // 2, 1) if verdict.kind in BLAMES_ONE_NODE else of // 2
+    return named if len(named) <= most else ()
 
 
 def judge(dumps: Mapping[int, Dump], world_size: int) -> Verdict | None:
@@ -232,26 +232,39 @@ def dump_of(values: Mapping[str, Any]) -> Dump:
     ended = ended_by_group(values)
     calls: dict[str, dict[int, Call]] = defaultdict(dict)
     last: dict[str, int] = {}
-    sending = False
+    waits = [entry for entry in values["entries"] if not has_ended(entry, ended)]
     for entry in values["entries"]:
-        done = has_ended(entry, ended)
         if entry.get("is_p2p"):
-            sending = sending or not done
             continue
         number, group = int(entry["collective_seq_id"]), str(entry["process_group"][0])
         last[group] = ended.get(str(entry["pg_id"]), 0)
-        begun = entry["state"] == "started"
+        done, begun = has_ended(entry, ended), entry["state"] == "started"
         calls[group][number] = Call(number, entry["profiling_name"], _sizes(entry), done, begun)
     groups = {name: frozenset(ranks) for name, ranks in values.get("groups", {}).items()}
     for one in values.get("pg_config", {}).values():  # NCCL's own
         with contextlib.suppress(ValueError, TypeError, KeyError):
             if ranks := json.loads(one["ranks"]):
                 groups.setdefault(str(one["name"]), frozenset(ranks))
-    waits = [entry for entry in values["entries"] if not has_ended(entry, ended)]
-    first = min(waits, key=lambda entry: entry.get("time_created_ns", 0), default=None)
-    own = bool(first) and len(groups.get(str(first["process_group"][0]), ())) == 1
-    halted = own and not first.get("is_p2p") and first["profiling_name"].startswith("nccl:")
-    return Dump(calls, groups, tuple(values.get("stack", ())), last, values.get("moved", False), sending, halted)
+    return Dump(
+        calls=calls,
+        groups=groups,
+        stack=tuple(values.get("stack", ())),
+        ended=last,
+        moved=values.get("moved", False),
+        between_stages=any(entry.get("is_p2p") for entry in waits),
+        halted=_takes_no_other(min(waits, key=_created, default=None), groups),
+    )
+
+
+def _created(entry: Mapping[str, Any]) -> int:
+    return entry.get("time_created_ns", 0)
+
+
+def _takes_no_other(entry: Mapping[str, Any] | None, groups: Mapping[str, frozenset[int]]) -> bool:
+    """A collective of NCCL's in a group of one rank."""
+    if entry is None or entry.get("is_p2p") or not entry["profiling_name"].startswith("nccl:"):
+        return False
+    return len(groups.get(str(entry["process_group"][0]), ())) == 1
 
 
 def ended_by_group(values: Mapping[str, Any]) -> dict[str, int]:
