@@ -11,7 +11,11 @@ from torch.distributed.checkpoint import CheckpointException, DefaultLoadPlanner
 
 from megaboa.bridge import parallel_reads
 
-STATE = {f"layer.{number}": torch.randn(100 + number, 7) for number in range(20)} | {"step": 12, "name": "a run"}
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))]
+SIZES = {f"layer.{number}": (100 + number, 7) for number in range(20)}
+LARGE = {"large.odd": (30011, 101), "large.row": (3_000_017,), "large.half": (40000, 33)}
+STATE = {name: torch.randn(size) for name, size in (SIZES | LARGE).items()} | {"step": 12, "name": "a run"}
+STATE["large.half"] = STATE["large.half"].bfloat16()
 
 
 class Watched(DefaultLoadPlanner):
@@ -35,21 +39,67 @@ def checkpoint(tmp_path, monkeypatch):
     return tmp_path / "saved"
 
 
-def load(checkpoint, planner=None):
-    into = {name: torch.zeros_like(value) if isinstance(value, torch.Tensor) else None for name, value in STATE.items()}
+def load(checkpoint, planner=None, device="cpu", like=torch.zeros_like):
+    tensors = {name: like(value, device=device) for name, value in STATE.items() if isinstance(value, torch.Tensor)}
+    into = dict.fromkeys(STATE) | tensors
     dcp.load(into, checkpoint_id=checkpoint, planner=planner, no_dist=True)
     return into
 
 
+def same(found):
+    return all(torch.equal(found[name].cpu(), STATE[name]) for name in (*SIZES, *LARGE))
+
+
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("ahead", [1, 5000, parallel_reads.AHEAD_BYTES])
-def test_what_was_saved_comes_back(checkpoint, monkeypatch, ahead):
+def test_what_was_saved_comes_back(checkpoint, monkeypatch, ahead, device):
     monkeypatch.setattr(parallel_reads, "AHEAD_BYTES", ahead)
     planner = Watched()
-    found = load(checkpoint, planner)
+    found = load(checkpoint, planner, device)
     assert (found["step"], found["name"]) == (12, "a run")
-    assert all(torch.equal(found[name], value) for name, value in STATE.items() if isinstance(value, torch.Tensor))
-    assert sorted(planner.copied) == sorted(name for name in STATE if name.startswith("layer"))
+    assert same(found)
+    assert sorted(planner.copied) == sorted((*SIZES, *LARGE))
     assert planner.threads == {threading.main_thread()}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("largest", [2**20, 2**18 + 1])
+def test_large_tensors_are_read_in_pieces_to_where_they_belong(checkpoint, monkeypatch, largest, device):
+    """More pieces than threads too, and such as end between two elements."""
+    monkeypatch.setattr(parallel_reads, "LARGEST_PIECE", largest)
+    read = []
+    usual = parallel_reads.Pieces.read
+
+    def watched(self, stored, target):
+        read.append((tuple(target.shape), target.device.type))
+        usual(self, stored, target)
+
+    monkeypatch.setattr(parallel_reads.Pieces, "read", watched)
+    assert same(load(checkpoint, device=device))
+    assert sorted(read) == sorted((size, device) for size in LARGE.values())
+
+
+def transposed(value, device):
+    return (
+        torch.zeros(value.shape[::-1], dtype=value.dtype, device=device).t()
+        if value.dim() == 2
+        else torch.zeros_like(value)
+    )
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_target_of_another_layout_or_type_is_filled_all_the_same(checkpoint, device):
+    assert same(load(checkpoint, like=transposed, device=device))
+    wider = load(checkpoint, like=lambda value, device: torch.zeros_like(value, device=device, dtype=torch.float64))
+    assert all(torch.equal(wider[name], STATE[name].double()) for name in LARGE)
+
+
+def test_what_does_not_lie_in_one_piece_is_read_whole(tmp_path, checkpoint):
+    saved = {"turned": torch.randn(700, 900).t(), "part": torch.randn(900, 900)[:, 5:800]}
+    dcp.save(saved, checkpoint_id=tmp_path / "turned", no_dist=True)
+    into = {name: torch.zeros(value.shape) for name, value in saved.items()}
+    dcp.load(into, checkpoint_id=tmp_path / "turned", no_dist=True)
+    assert all(torch.equal(into[name], value) for name, value in saved.items())
 
 
 def test_a_checkpoint_may_have_more_files_than_may_be_open(tmp_path, checkpoint):
@@ -67,12 +117,16 @@ def test_a_checkpoint_may_have_more_files_than_may_be_open(tmp_path, checkpoint)
     assert all(torch.equal(into[name], value) for name, value in many.items())
 
 
-def test_a_part_of_a_tensor_is_read(checkpoint):
+@pytest.mark.parametrize(
+    ("name", "offsets", "lengths"),
+    [("layer.3", (10, 0), (5, 7)), ("large.odd", (12345, 0), (9000, 101)), ("large.odd", (5, 40), (30000, 30))],
+)
+def test_a_part_of_a_tensor_is_read(checkpoint, name, offsets, lengths):
     """As ranks do that load in another layout."""
     reader = dcp.FileSystemReader(checkpoint)
     reader.set_up_storage_reader(reader.read_metadata(), is_coordinator=True)
-    (index,) = [index for index in reader.storage_data if index.fqn == "layer.3"]
-    part = torch.zeros(5, 7)
+    (index,) = [index for index in reader.storage_data if index.fqn == name]
+    part = torch.zeros(lengths)
 
     class Part(DefaultLoadPlanner):
         def resolve_tensor(self, read_item):
@@ -86,11 +140,12 @@ def test_a_part_of_a_tensor_is_read(checkpoint):
         dest_index=index,
         dest_offsets=torch.Size([0, 0]),
         storage_index=index,
-        storage_offsets=torch.Size([10, 0]),
-        lengths=torch.Size([5, 7]),
+        storage_offsets=torch.Size(offsets),
+        lengths=torch.Size(lengths),
     )
     reader.read_data(dcp.planner.LoadPlan([item]), Part()).wait()
-    assert torch.equal(part, STATE["layer.3"][10:15])
+    (row, column), (rows, columns) = offsets, lengths
+    assert torch.equal(part, STATE[name][row : row + rows, column : column + columns])
 
 
 def test_a_file_that_was_cut_short_is_an_error(checkpoint):
