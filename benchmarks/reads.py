@@ -2,9 +2,9 @@
 
     python benchmarks/reads.py [--gib 8] [--device cuda] [--experts] [--times 3]
 
-`torch` is PyTorch's own reader, `pieces` that of `megaboa.bridge.parallel_reads`, which reads a large tensor to where
-it belongs; `whole` is the same without that: threads take memory for each tensor, and one copies. All must give the
-same tensors, of a Llama's layers or (`--experts`) of small experts.
+`torch` is PyTorch's own reader, `pieces` that of `megaboa.bridge.parallel_reads`; `whole` is the same without its
+buffers: threads take memory for each tensor, and one copies. All must give the same tensors, of a Llama's layers or
+(`--experts`) of small experts.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def sizes(total: int, shapes: Sequence[tuple[int, ...]]) -> Iterator[tuple[int, 
 
 def pieces_from(bytes_of_a_tensor: float) -> Callable:
     def read_data(self, plan, planner):
-        parallel_reads.LARGE = bytes_of_a_tensor
+        parallel_reads.SMALL = bytes_of_a_tensor
         return parallel_reads.read_data(self, plan, planner)
 
     return read_data
@@ -56,7 +56,7 @@ def pieces_from(bytes_of_a_tensor: float) -> Callable:
 WAYS = {
     "torch": FileSystemReader.read_data,
     "whole": pieces_from(math.inf),
-    "pieces": pieces_from(parallel_reads.LARGE),
+    "pieces": pieces_from(parallel_reads.SMALL),
 }
 
 

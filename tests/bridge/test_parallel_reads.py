@@ -63,20 +63,24 @@ def test_what_was_saved_comes_back(checkpoint, monkeypatch, ahead, device):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("largest", [2**20, 2**18 + 1])
-def test_large_tensors_are_read_in_pieces_to_where_they_belong(checkpoint, monkeypatch, largest, device):
-    """More pieces than threads too, and such as end between two elements."""
-    monkeypatch.setattr(parallel_reads, "LARGEST_PIECE", largest)
+@pytest.mark.parametrize("buffers", [1, 3, parallel_reads.BUFFERS])
+@pytest.mark.parametrize("piece", [2**20, 2**18 + 1])
+def test_large_tensors_are_read_in_pieces(checkpoint, monkeypatch, piece, buffers, device):
+    """More pieces than buffers too, and such as end between two elements."""
+    monkeypatch.setattr(parallel_reads, "PIECE", piece)
+    monkeypatch.setattr(parallel_reads, "BUFFERS", buffers)
     read = []
-    usual = parallel_reads.Pieces.read
+    usual = parallel_reads.Target.take
 
-    def watched(self, stored, target):
-        read.append((tuple(target.shape), target.device.type))
-        usual(self, stored, target)
+    def watched(self, piece, buffer):
+        usual(self, piece, buffer)
+        read.append((self.item.dest_index.fqn, piece.start, self.memory.device.type))
 
-    monkeypatch.setattr(parallel_reads.Pieces, "read", watched)
+    monkeypatch.setattr(parallel_reads.Target, "take", watched)
     assert same(load(checkpoint, device=device))
-    assert sorted(read) == sorted((size, device) for size in LARGE.values())
+    assert sorted(read) == sorted(
+        (name, begin, device) for name in LARGE for begin in range(0, STATE[name].nbytes, piece)
+    )
 
 
 def transposed(value, device):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -223,13 +224,14 @@ class Faults:
 
     def signal_forked_rank(self, host: str, name: str, when: Path | None = None) -> None:
         """With `launch.tasks: node`, in a first attempt: to the last child of the process that ranks are forked from,
-        which is older than what stands by. With `when`, the host waits for that file first."""
-        keeper = "$(pgrep --oldest -f 'megaboa[.]bridge[.]zygote')"
-        signal_it = f"pkill -{name} --newest -P {keeper} -f train_rank"
+        which is older than what stands by; jobs without ranks have such processes, too. With `when`, the host waits
+        for that file first."""
+        keepers = "$(pgrep -f 'megaboa[.]bridge[.]zygote')"
+        look = f"for keeper in {keepers}; do pkill -{name} --newest -P $keeper -f train_rank && exit; done; exit 1"
         if when:
-            self._do_when_there(host, when, signal_it)
+            self._do_when_there(host, when, f"bash -c {shlex.quote(look)}")
         else:
-            self.lab.on_node(host, ["bash", "-c", signal_it], user="root")
+            self.lab.on_node(host, ["bash", "-c", look], user="root")
 
     def park_until_others_stand_by(self, run: str) -> list[str]:
         """Let a run stand still after its first save, else it would end before a process on each of its hosts has

@@ -52,7 +52,11 @@ def faults(make_lab: Callable[..., Lab], tmp_path_factory: pytest.TempPathFactor
     edit(outside, f"experiment: {NAME}", "experiment: outside")
     image, python = (found.clone.path / name for name in ("debian.sif", "python-of-the-image"))
     machine.sif(image, tmp_path_factory.mktemp("image") / "debian")
-    python.write_text(f'#!/bin/sh\nexport PYTHONPATH={":".join(PACKAGES)}\nexec /usr/local/bin/python3 "$@"\n')
+    # Transformer Engine looks for NVIDIA's wheels next to the image's own packages, where they aren't.
+    wheels = next(path for path in (Path(folder) / "nvidia" for folder in PACKAGES) if path.is_dir())
+    libraries = ":".join(["$LD_LIBRARY_PATH", *map(str, sorted(wheels.glob("*/lib")))])
+    exported = f'PYTHONPATH={":".join(PACKAGES)} CUDNN_HOME={wheels} CUDA_HOME={wheels} LD_LIBRARY_PATH="{libraries}"'
+    python.write_text(f'#!/bin/sh\nexport {exported}\nexec /usr/local/bin/python3 "$@"\n')
     python.chmod(0o755)
     for path in (image, python):
         os.chown(path, UID, UID)

@@ -54,6 +54,18 @@ sweep:
 report:
   agreements: [{reference: sets, runs: [sets-dp2]}]
 """
+GRAPH = """\
+  runs:
+    graph:
+      data.blend: code
+      data.split: "80,10,10"
+      training.precision: bf16_mixed
+      overrides.model.cuda_graph_impl: full_iteration
+      overrides.model.cuda_graph_modules: []
+      overrides.model.use_te_rng_tracker: true
+      overrides.ddp.check_for_nan_in_grad: false
+      overrides.rerun_state_machine.check_for_nan_in_loss: false
+"""
 FILTER = """\
 def keep(record):
     return int(record["text"].split()[0]) > 2 or "small numbers"
@@ -141,6 +153,17 @@ def test_the_index_says_how_often_each_corpus_is_read(done):
     (warning,) = index["warnings"]
     assert "corpus 'sums' is read" in warning and "data.max_epochs is 0.3" in warning
     assert f"warning: {warning}" in said
+
+
+def test_an_index_needs_no_gpu_for_a_run_that_does(done):
+    """Bridge refuses its graph, unless checks are off that can't change what is trained."""
+    workspace, config, *_ = done
+    text = config.read_text().replace("experiment: blends", "experiment: graphs").replace("device: cpu", "device: cuda")
+    graphs = config.with_name("graphs.yaml")
+    graphs.write_text(text[: text.index("  runs:")] + GRAPH)
+    workspace.snakemake("data", "--configfile", graphs)
+    (index,) = workspace.results("graphs", "data", "indexes").glob("*.json")
+    assert read_json(index)["samples"]["train"] >= 6 * 8
 
 
 def test_further_validation_sets_have_losses_of_their_own(done):

@@ -107,6 +107,11 @@ def build(run: RunSpec, inputs: Inputs) -> ConfigContainer:
     return config
 
 
+def build_as_launched(folder: RunFolder, inputs: Inputs) -> ConfigContainer:
+    """With the overrides that can't change what is trained too: Bridge validates them together with the others."""
+    return override(build(folder.run, inputs), folder.launch.overrides)
+
+
 def place(
     config: ConfigContainer,
     launch: LaunchSpec,

@@ -51,7 +51,7 @@ def make(spec: IndexSpec, experiment: Path) -> DataIndex:
 def build(folder: RunFolder, cache: Path) -> Tree:
     """Fill the cache for a run; say how many samples there are, and how often training reads each corpus."""
     run, inputs = folder.run, configuration.Inputs.for_data(folder)
-    config = configuration.build(run, inputs)
+    config = configuration.build_as_launched(folder, inputs)
     config.dataset.path_to_cache = str(cache.absolute())
     with playing_rank_0_of(run.world_size):
         runtime_config_update(config)

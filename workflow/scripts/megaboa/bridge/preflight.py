@@ -66,8 +66,7 @@ def _check(
     from megaboa.check import memory, table
 
     run, inputs = folder.run, configuration.Inputs.before_payloads(folder)
-    config = configuration.build(run, inputs)
-    configuration.override(config, folder.launch.overrides)
+    config = configuration.build_as_launched(folder, inputs)
     facts = facts_of(config, run, folder.launch, folder.profile)
     known.append(facts)
     findings = table.check(facts)

@@ -307,7 +307,7 @@ def held_out_batches(folder: RunFolder, evaluation: Evaluated) -> list[Batch]:
 
     Bridge draws validation samples in a random order, and every data parallel rank from a part of its own.
     """
-    config = configuration.build(folder.run, configuration.Inputs.for_data(folder))
+    config = configuration.build_as_launched(folder, configuration.Inputs.for_data(folder))
     config.dataset.path_to_cache = str(Path(folder.index.cache).absolute())
     with playing_rank_0_of(folder.run.world_size):
         runtime_config_update(config)

@@ -43,7 +43,7 @@ def build(folder: RunFolder, cache: Path) -> Tree:
     """Fill the folder for a run; say how many samples there are, and what they are made of."""
     run = folder.run
     cache.mkdir(parents=True, exist_ok=True)
-    config = configuration.build(run, configuration.Inputs.for_data(folder))
+    config = configuration.build_as_launched(folder, configuration.Inputs.for_data(folder))
     config.dataset.dataset_root = str(cache.absolute())
     with playing_rank_0_of(run.world_size):
         runtime_config_update(config)
