@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import signal
 import statistics
 import sys
 import tempfile
@@ -69,6 +70,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="of the checkpoint, for the time of the call; default: /tmp")
     asked = parser.parse_args()
     device = torch.device(asked.device)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was written is removed
     with tempfile.TemporaryDirectory(prefix="megaboa-", dir=asked.folder) as folder:
         shapes = sizes(int(asked.gib * GIB), EXPERTS if asked.experts else LLAMA)
         saved = {f"layer.{n}": torch.randn(shape, device=device).cpu() for n, shape in enumerate(shapes)}
