@@ -31,6 +31,8 @@ from megaboa.check.memory import GIB
 from megaboa.config import load
 from megaboa.paths import RunFolder
 from megaboa.plan import make_plan
+from megaboa.plan.plan import Run
+from megaboa.plan.run_facts import read_by_preflight
 from megaboa.records import Setting, Trial, TuneSpec, line, parse
 from megaboa.run import tuning
 
@@ -53,17 +55,23 @@ def main() -> None:
     if unknown := [name for name in names if name not in {run.name for run in plan.runs}]:
         known = ", ".join(run.name for run in plan.runs)
         parser.error(f"--runs: {', '.join(unknown)} is none of the runs of {asked.files[0]}: {known}")
-    facts = {name: plan[name].facts for name in names}
+    folders = {name: plan[name].folder("results", plan.experiment.experiment) for name in names}
+    facts = {name: facts_of(plan[name], folders[name]) for name in names}
     if asked.predict:
         print("\n".join(predictions([Row(name, one) for name, one in facts.items()])))
         return
-    folders = {name: plan[name].folder("results", plan.experiment.experiment) for name in names}
     refuse_without_inputs(folders.values(), asked.files)
     lines = asked.out.with_suffix(".jsonl")
     trials = measured(folders, asked.steps, asked.rounds, lines, asked.warmup)
     rows = [Row(name, one, tuple(t for t in trials if t.setting == name)) for name, one in facts.items()]
     files.write_json(asked.out, [row.document for row in rows])
     print("\n".join(table(rows)))
+
+
+def facts_of(run: Run, folder: RunFolder) -> Facts:
+    """Of a recipe's run what preflight has found out, if it has."""
+    found = read_by_preflight(folder.experiment_folder, run.name, run.digest) if run.run.is_recipe else None
+    return found or run.facts
 
 
 def refuse_without_inputs(runs: Iterable[RunFolder], experiment: Sequence[Path]) -> None:
@@ -140,7 +148,7 @@ class Row:
 
     @property
     def predicted(self) -> float | None:
-        known = speed.is_known(self.facts) and memory.is_known(self.facts)  # of a recipe the plan knows neither
+        known = speed.is_known(self.facts) and memory.is_known(self.facts)  # neither of a recipe, until preflight
         return speed.of_step(self.facts).seconds if known else None
 
     @property

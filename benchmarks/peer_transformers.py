@@ -2,7 +2,8 @@
 
 Started by `benchmarks/peers.py`, by torchrun, with a JSON file that says the model, the batch and where to answer.
 Weights and Adam's moments are fp32 shards, layers calculate in bf16, gradients are added up over ranks in fp32; layers
-and loss are compiled, each by itself. Tokens are random: the loss says that it trains, and is none to compare.
+and loss are compiled, each by itself. One rank alone trains as nanoGPT does: no shards, bf16 by autocast, and the whole
+model is compiled. Tokens are random: the loss says that it trains, and is none to compare.
 """
 
 from __future__ import annotations
@@ -53,8 +54,10 @@ def sharded(asked: dict[str, Any], device: torch.device) -> torch.nn.Module:
             config, dtype=torch.float32, attn_implementation="flash_attention_2" if flash else "sdpa"
         )
     model.train()
+    if dist.get_world_size() == 1:
+        return alone(model, asked)
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    layers = model.model.layers
+    layers = layers_of(model)
     for number, layer in enumerate(layers):
         if asked["recompute"] == "full":
             layers[number] = layer = checkpoint_wrapper(layer)
@@ -63,6 +66,21 @@ def sharded(asked: dict[str, Any], device: torch.device) -> torch.nn.Module:
         fully_shard(layer, mp_policy=policy)
     fully_shard(model, mp_policy=policy)
     return model
+
+
+def alone(model: torch.nn.Module, asked: dict[str, Any]) -> torch.nn.Module:
+    if asked["recompute"] == "full":
+        layers = layers_of(model)
+        for number, layer in enumerate(layers):
+            layers[number] = checkpoint_wrapper(layer)
+    if asked["compile"]:
+        model.compile()
+    return model
+
+
+def layers_of(model: torch.nn.Module) -> torch.nn.ModuleList:
+    """Of a GPT-2 or a Llama, whose relatives name them alike."""
+    return model.transformer.h if hasattr(model, "transformer") else model.model.layers
 
 
 def parameters(model: torch.nn.Module) -> int:
@@ -85,7 +103,8 @@ def train(model: torch.nn.Module, asked: dict[str, Any], device: torch.device) -
         total = torch.zeros((), device=device)
         for _ in range(count):
             tokens = torch.randint(vocabulary, (mbs, length + 1), generator=random, device=device)
-            logits = model(input_ids=tokens[:, :-1]).logits
+            with torch.autocast(device.type, torch.bfloat16, enabled=ranks == 1):
+                logits = model(input_ids=tokens[:, :-1]).logits
             loss = loss_of(logits, tokens[:, 1:]) / count
             loss.backward()
             total += loss.detach()

@@ -4,10 +4,12 @@ r"""Ours next to what people would use instead: same GPUs, one call, same model,
     python benchmarks/peers.py config/experiments/llama3-8b-2xh200.yaml --runs bf16-fsdp fp8-fsdp \
         --torchtitan ~/torchtitan
 
-Runs of the experiment are measured as by in_turn.py. Then come transformers' Llama with FSDP2, torch.compile and fused
-AdamW (peer_transformers.py, which needs nothing that isn't installed), and with --torchtitan a checkout's own training
-loop in bf16 and float8 (peer_torchtitan.py). torchrun starts them, one after another. The first run's model, batch and
-sequence length are theirs too. Printed are a table, how much faster the fastest of ours is, and every condition.
+Runs of the experiment are measured as by in_turn.py. Then come transformers' own model with torch.compile and fused
+AdamW (peer_transformers.py, which needs nothing that isn't installed), with FSDP2 on several ranks, and as nanoGPT
+trains on one; and with --torchtitan a checkout's own training loop in bf16 and float8 (peer_torchtitan.py). torchrun
+starts them, one after another. The first run's model, batch and sequence length are theirs too. Of a recipe they can't
+read the model: --model names the folder of a config.json that describes the same one to transformers, e.g.
+benchmarks/gpt2-large. Printed are a table, how much faster the fastest of ours is, and every condition.
 
 The checkout is of torchtitan 0.2 (v0.2.2), the last that is configured by TOML files; what it imports (tyro, tomli,
 torchdata, einops, torchao) may lie in a folder of PYTHONPATH. A side that fails is a row with its first error.
@@ -24,14 +26,14 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "workflow/scripts"))
 
-from in_turn import Row, measured, refuse_without_inputs
+from in_turn import Row, facts_of, measured, refuse_without_inputs
 
 from megaboa import files
 from megaboa.check.facts import Facts
@@ -71,8 +73,9 @@ class Side:
 class Asked:
     """What all sides have in common."""
 
+    name: str
     model: Path  # folder of config.json
-    tokenizer: Path
+    tokenizer: Path | None
     device: str
     ranks: int
     seq_length: int
@@ -93,6 +96,7 @@ def main() -> None:
     parser.add_argument(
         "--runs", nargs="+", required=True, help="ours; peers have the model and the batch of the first"
     )
+    parser.add_argument("--model", type=Path, help="folder of the config.json of a recipe's model")
     parser.add_argument("--torchtitan", type=Path, help="a checkout of torchtitan 0.2")
     parser.add_argument(
         "--recompute", nargs="+", default=["none"], choices=["none", "full"], help="of the peers' layers"
@@ -106,12 +110,19 @@ def main() -> None:
     plan = make_plan(load(asked.files))
     runs = [plan[name] for name in asked.runs]
     folders = {run.name: run.folder("results", plan.experiment.experiment) for run in runs}
-    manifest = folders[runs[0].name].source_manifest
-    if not runs[0].run.has_source:
-        sys.exit(f"--runs: {runs[0].name} trains a recipe: name a run with a `config`, which the peers can read")
+    has_source = runs[0].run.has_source
+    if has_source and asked.model:
+        sys.exit(f"--model: the peers read the model of {runs[0].name} itself: leave it out")
+    if not has_source and not asked.model:
+        sys.exit(f"--runs: {runs[0].name} trains a recipe, which the peers can't read: say --model FOLDER")
+    if asked.torchtitan and not has_source:
+        sys.exit("--torchtitan: a recipe's model has no tokenizer that torchtitan reads: leave it out")
     refuse_without_inputs(folders.values(), asked.files)
+    runs = [replace(run, facts=facts_of(run, folders[run.name])) for run in runs]
+    if runs[0].facts.training.seq_length is None:
+        sys.exit(f"preflight has not read the run {runs[0].name} as it is now: call `snakemake preflight` first")
     asked.out.mkdir(parents=True, exist_ok=True)
-    source = read(ModelSource, manifest)
+    source = read(ModelSource, folders[runs[0].name].source_manifest) if has_source else None
     common = _common(runs[0], source, asked)
     _refuse_other_batches(runs)
     (asked.out / "ours.jsonl").unlink(missing_ok=True)  # all in one call
@@ -131,14 +142,15 @@ def main() -> None:
         sys.exit("a side that is needed for the comparison failed")
 
 
-def _common(run: Run, source: ModelSource, asked: argparse.Namespace) -> Asked:
+def _common(run: Run, source: ModelSource | None, asked: argparse.Namespace) -> Asked:
     training, ranks = run.facts.training, run.facts.layout.world_size or 1
     mbs, gbs = asked.micro_batch or training.mbs or 1, training.gbs or 1
     if gbs % (mbs * ranks):
         sys.exit(f"peers: batch {gbs} is no multiple of {ranks} ranks times micro-batch {mbs}: set --micro-batch")
     return Asked(
-        model=Path(source.path).absolute(),
-        tokenizer=Path(source.tokenizer or source.path).absolute(),
+        name=run.model,
+        model=Path(source.path if source else asked.model).absolute(),
+        tokenizer=Path(source.tokenizer or source.path).absolute() if source else None,
         device=run.run.device,
         ranks=ranks,
         seq_length=training.seq_length or 1,
@@ -166,9 +178,10 @@ def _refuse_other_batches(runs: Sequence[Run]) -> None:
 # --- ours -------------------------------------------------------------------------------------------------------------
 
 
-def _of_ours(run: Run, row: Row, source: ModelSource) -> Side:
+def _of_ours(run: Run, row: Row, source: ModelSource | None) -> Side:
     trial = row.trials[0]
-    told = {"parameters": f"{source.params:,}", **_our_conditions(run)}
+    count = source.params if source else run.run.model.get("params")
+    told = {"parameters": f"{count:,}" if count else "-", **_our_conditions(run)}
     side = Side(f"Megaboa, `{run.name}`", True, told, list(trial.steps), list(trial.losses), trial.gib)
     if not trial.steps:
         side.why = f"{trial.state}: {trial.why}"
@@ -209,21 +222,22 @@ def _layout(f: Facts) -> str:
 def transformers_peer(common: Asked, recompute: str, compiled: bool) -> Side:
     spec, out = common.out / "transformers.spec.json", common.out / f"transformers-{recompute}.json"
     out.unlink(missing_ok=True)
-    wanted = {**asdict(common), "model": str(common.model), "tokenizer": str(common.tokenizer), "out": str(out)}
+    wanted = {**asdict(common), "model": str(common.model), "tokenizer": None, "out": str(out)}
     files.write_json(spec, {**wanted, "recompute": recompute, "compile": compiled})
     log = common.out / f"transformers-{recompute}.log"
     code = _torchrun(common, log, [str(HERE / "peer_transformers.py"), str(spec)])
+    alone, whole = common.ranks == 1, "the whole model" if common.ranks == 1 else "each layer"
     side = Side(
-        f"transformers, FSDP2{', torch.compile' if compiled else ''}{_again(recompute)}",
+        f"transformers{'' if alone else ', FSDP2'}{', torch.compile' if compiled else ''}{_again(recompute)}",
         False,
         {
-            "layout": f"FSDP2 over {common.ranks}",
+            "layout": "one rank" if alone else f"FSDP2 over {common.ranks}",
             "micro-batch": str(common.mbs),
-            "precision": "bf16",
-            "weights, optimizer": "fp32 weights and Adam's moments, sharded; gathered in bf16",
+            "precision": "bf16 by autocast" if alone else "bf16",
+            "weights, optimizer": f"fp32 weights and Adam's moments{'' if alone else ', sharded; gathered in bf16'}",
             "gradients are added up in": "fp32",
             "recomputed": recompute,
-            "compiled or graphs": "torch.compile, each layer and the loss" if compiled else "eager",
+            "compiled or graphs": f"torch.compile, {whole} and the loss" if compiled else "eager",
             "attention": "-",
             "loss": "cross entropy of fp32 logits",
             "data": "random tokens",
@@ -357,7 +371,7 @@ def _end(log: Path) -> str:
 
 def table(common: Asked, sides: Sequence[Side]) -> list[str]:
     lines = [
-        f"{common.model.parent.parent.name}: batch {common.gbs}, sequence {common.seq_length:,}, {common.ranks} ranks, "
+        f"{common.name}: batch {common.gbs}, sequence {common.seq_length:,}, {common.ranks} ranks, "
         f"median of {common.steps - WARMUP} steps after {WARMUP}",
         "",
         "| | tokens/s/GPU | ms a step (lowest, highest) | GiB reserved | loss, first and last |",

@@ -9,7 +9,7 @@ import yaml
 from clone import kill_group, user_environment
 
 from megaboa import records
-from megaboa.files import read_json, read_jsonl
+from megaboa.files import read_json, read_jsonl, write_json
 
 pytestmark = pytest.mark.slow
 
@@ -144,6 +144,28 @@ def test_a_run_is_measured_next_to_others_of_the_same_shape(workspace, turns):
     assert "times as fast as transformers, FSDP2, the fastest of the others" in done.stdout
     assert "| data | text | random tokens |" in done.stdout
     assert ours["conditions"]["parameters"] == theirs["conditions"]["parameters"]
+
+
+def test_a_recipe_on_one_rank_is_measured_next_to_a_model_that_is_named(workspace):
+    """As nanoGPT trains, without shards."""
+    text = RECIPE.replace("experiment: own", "experiment: alone").replace("gpus_per_node: 2", "gpus_per_node: 1")
+    (workspace.path / "alone.yaml").write_text(text)
+    sizes = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "vocab_size": 256}
+    (workspace.path / "gpt2").mkdir()
+    write_json(workspace.path / "gpt2" / "config.json", sizes)
+    workspace.snakemake("preflight", "--configfile", "alone.yaml")
+    command = [sys.executable, "benchmarks/peers.py", "alone.yaml", "--runs", "run", "--no-compile", "--steps", "2"]
+    command += ["--out", "alone-peers"]
+    done, refused = (
+        subprocess.run([*command, *more], cwd=workspace.path, capture_output=True, text=True, env=user_environment())
+        for more in (["--model", "gpt2"], [])
+    )
+    assert done.returncode == 0, done.stderr
+    ours, theirs = read_json(workspace.path / "alone-peers/peers.json")
+    assert len(ours["seconds"]) == len(theirs["seconds"]) == 2
+    assert theirs["conditions"]["layout"] == "one rank"
+    assert "times as fast as transformers, the fastest of the others" in done.stdout
+    assert refused.returncode == 1 and "say --model FOLDER" in refused.stderr
 
 
 def test_nothing_is_done_twice_and_the_users_runs_are_left_alone(workspace, resumed):

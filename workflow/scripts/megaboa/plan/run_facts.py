@@ -8,16 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from megaboa import bridge_recipes, files, model_kinds
-from megaboa.check.facts import Cluster, Facts, Kernels, Model, Profiling, Training, with_overrides
+from megaboa.check.facts import Cluster, Facts, Kernels, Model, Profiling, Training, from_json, with_overrides
 from megaboa.config.check import is_local
 from megaboa.config.formula import Number
 from megaboa.config.models.experiment import Experiment
 from megaboa.launch.nsys import has_nsys
 from megaboa.layout import DENSE, NAMES, Layout
+from megaboa.paths import ExperimentFolder
 from megaboa.plan import tasks
 from megaboa.plan.families import FUSED_ACTIVATION, has_qk_norm, with_defaults
 from megaboa.plan.quantities import Quantities
-from megaboa.records import Tree
+from megaboa.records import Preflight, Tree, read_if_there
 from megaboa.scheduler.registry import cluster
 
 
@@ -219,3 +220,13 @@ def hf_config_of(model: Tree) -> Tree | None:
     if model.get("hf") is not None and is_local(model["hf"]):
         return dict(files.read_json(Path(model["hf"]).expanduser() / "config.json"))
     return None
+
+
+def read_by_preflight(folder: ExperimentFolder, name: str, digest: str) -> Facts | None:
+    """Of a recipe's run, of which the plan knows only what the file says. None where it was another run when preflight
+    read it."""
+    found = read_if_there(Preflight, folder.preflight)
+    if found is None or not digest.startswith(found.identities.get(name, "never read")):
+        return None
+    facts = found.runs[name].facts
+    return facts and from_json(facts)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from megaboa.check import search_space
-from megaboa.check.facts import Facts, from_json, with_overrides
+from megaboa.check.facts import Facts, with_overrides
 from megaboa.check.search_space import Candidate
 from megaboa.config import ConfigError, LoadedExperiment
 from megaboa.paths import ExperimentFolder
@@ -22,7 +22,8 @@ from megaboa.plan import proof
 from megaboa.plan.plan import Run
 from megaboa.plan.planner import make_plan
 from megaboa.plan.quantities import overlay
-from megaboa.records import Preflight, Tree, read_if_there
+from megaboa.plan.run_facts import read_by_preflight
+from megaboa.records import Tree
 
 PRECISION, MICRO_BATCH = "training.precision", "training.micro_batch_size"
 WARMUP = 3  # steps in which kernels are chosen and memory is set aside
@@ -46,7 +47,8 @@ def experiment(loaded: LoadedExperiment, results: Path | str = "results") -> tup
     run = next((one for one in make_plan(loaded, results, only=(choice.name,)).runs if one.name == choice.name), None)
     if run is None:
         raise ConfigError([loaded.problem(("tune", "run"), f"the run {choice.name!r} is not legal itself")])
-    known = _read_by_preflight(loaded, run, results) if run.run.is_recipe else run.facts
+    folder = ExperimentFolder(Path(results, loaded.experiment.experiment))
+    known = read_by_preflight(folder, run.name, run.digest) if run.run.is_recipe else run.facts
     if known is None or known.model.layers is None:
         message = f"the model of the run {run.name!r} is not here yet: call `snakemake data import` first"
         if run.run.is_recipe:
@@ -62,15 +64,6 @@ def experiment(loaded: LoadedExperiment, results: Path | str = "results") -> tup
         **tree,
         "sweep": {"skip_illegal": True, "runs": {one.name: _nothing_lost(one) for one in chosen}},
     }, said
-
-
-def _read_by_preflight(loaded: LoadedExperiment, run: Run, results: Path | str) -> Facts | None:
-    """The plan doesn't know what a recipe sets. None where the run was another one when preflight read it."""
-    found = read_if_there(Preflight, ExperimentFolder(Path(results, loaded.experiment.experiment)).preflight)
-    if found is None or not run.digest.startswith(found.identities.get(run.name, "never read")):
-        return None
-    facts = found.runs[run.name].facts
-    return facts and from_json(facts)
 
 
 def _with_values(known: Facts, values: Tree) -> Facts:
