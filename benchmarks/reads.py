@@ -48,7 +48,7 @@ def sizes(total: int, shapes: Sequence[tuple[int, ...]]) -> Iterator[tuple[int, 
 
 def pieces_from(bytes_of_a_tensor: float) -> Callable:
     def read_data(self, plan, planner):
-        parallel_reads.SMALL = bytes_of_a_tensor
+        parallel_reads.MIN_BYTES_IN_PIECES = bytes_of_a_tensor
         return parallel_reads.read_data(self, plan, planner)
 
     return read_data
@@ -57,7 +57,7 @@ def pieces_from(bytes_of_a_tensor: float) -> Callable:
 WAYS = {
     "torch": FileSystemReader.read_data,
     "whole": pieces_from(math.inf),
-    "pieces": pieces_from(parallel_reads.SMALL),
+    "pieces": pieces_from(parallel_reads.MIN_BYTES_IN_PIECES),
 }
 
 

@@ -65,6 +65,7 @@ GRAPH = """\
       overrides.model.use_te_rng_tracker: true
       overrides.ddp.check_for_nan_in_grad: false
       overrides.rerun_state_machine.check_for_nan_in_loss: false
+      overrides.dataset.defer_npy_index_mmap: true
 """
 FILTER = """\
 def keep(record):
@@ -153,17 +154,6 @@ def test_the_index_says_how_often_each_corpus_is_read(done):
     (warning,) = index["warnings"]
     assert "corpus 'sums' is read" in warning and "data.max_epochs is 0.3" in warning
     assert f"warning: {warning}" in said
-
-
-def test_an_index_needs_no_gpu_for_a_run_that_does(done):
-    """Bridge refuses its graph, unless checks are off that can't change what is trained."""
-    workspace, config, *_ = done
-    text = config.read_text().replace("experiment: blends", "experiment: graphs").replace("device: cpu", "device: cuda")
-    graphs = config.with_name("graphs.yaml")
-    graphs.write_text(text[: text.index("  runs:")] + GRAPH)
-    workspace.snakemake("data", "--configfile", graphs)
-    (index,) = workspace.results("graphs", "data", "indexes").glob("*.json")
-    assert read_json(index)["samples"]["train"] >= 6 * 8
 
 
 def test_further_validation_sets_have_losses_of_their_own(done):
@@ -260,6 +250,19 @@ def test_an_index_that_is_made_again_trains_nothing_again(done):
     workspace.snakemake("data", "--configfile", config)
     assert index_of(workspace, "sets")["warnings"] == []
     assert index_files(workspace) == before
+
+
+def test_an_index_needs_no_gpu_for_a_run_that_does(done):
+    """Bridge refuses its graph, unless checks are off that change nothing; files that are opened later are written."""
+    workspace, config, *_ = done
+    text = config.read_text().replace("experiment: blends", "experiment: graphs").replace("device: cpu", "device: cuda")
+    graphs = config.with_name("graphs.yaml")
+    graphs.write_text(text[: text.index("  runs:")] + GRAPH)
+    workspace.snakemake("data", "--configfile", graphs)
+    (index,) = workspace.results("graphs", "data", "indexes").glob("*.json")
+    made = read_json(index)
+    assert made["samples"]["train"] >= 6 * 8
+    assert list((workspace.path / made["cache"]).glob("*.npy"))
 
 
 def test_a_corpus_that_was_cut_off_ends_the_run_before_it_starts(done):

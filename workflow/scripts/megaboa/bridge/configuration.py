@@ -108,7 +108,7 @@ def build(run: RunSpec, inputs: Inputs) -> ConfigContainer:
 
 
 def build_as_launched(folder: RunFolder, inputs: Inputs) -> ConfigContainer:
-    """With the overrides that can't change what is trained too: Bridge validates them together with the others."""
+    """As `build`, with the overrides of launch.json, which change nothing that is trained. Bridge validates both."""
     return override(build(folder.run, inputs), folder.launch.overrides)
 
 

@@ -53,6 +53,7 @@ def build(folder: RunFolder, cache: Path) -> Tree:
     run, inputs = folder.run, configuration.Inputs.for_data(folder)
     config = configuration.build_as_launched(folder, inputs)
     config.dataset.path_to_cache = str(cache.absolute())
+    config.dataset.fast_cache_load = config.dataset.defer_npy_index_mmap = False  # both want an index that is there
     with playing_rank_0_of(run.world_size):
         runtime_config_update(config)
     check_documents(folder, config.dataset.split)
