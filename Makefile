@@ -27,7 +27,7 @@ test-fast: setup
 # Transformer Engine. Where SLURM checks the GPUs, nothing else may use them.
 GPU_TESTS = $(if $(filter file,$(origin PYTHON)),$(BIN)/python,$(PYTHON)) -m pytest -v -ra
 test-gpu:
-	@$(GPU_TESTS) -n 4 --dist loadfile tests/e2e/gpus
+	@$(GPU_TESTS) -n 4 --dist loadfile tests/e2e/gpus tests/bridge/test_parallel_reads.py
 	@$(GPU_TESTS) tests/cluster/test_gpus.py tests/cluster/test_hosts_of_gpus.py tests/cluster/test_images_of_gpus.py
 
 lint: setup
