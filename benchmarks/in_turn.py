@@ -31,8 +31,7 @@ from megaboa.check.memory import GIB
 from megaboa.config import load
 from megaboa.paths import RunFolder
 from megaboa.plan import make_plan
-from megaboa.plan.plan import Run
-from megaboa.plan.run_facts import read_by_preflight
+from megaboa.plan.run_facts import known_facts
 from megaboa.records import Setting, Trial, TuneSpec, line, parse
 from megaboa.run import tuning
 
@@ -56,7 +55,7 @@ def main() -> None:
         known = ", ".join(run.name for run in plan.runs)
         parser.error(f"--runs: {', '.join(unknown)} is none of the runs of {asked.files[0]}: {known}")
     folders = {name: plan[name].folder("results", plan.experiment.experiment) for name in names}
-    facts = {name: facts_of(plan[name], folders[name]) for name in names}
+    facts = {name: known_facts(plan[name], folders[name].experiment_folder) or plan[name].facts for name in names}
     if asked.predict:
         print("\n".join(predictions([Row(name, one) for name, one in facts.items()])))
         return
@@ -66,12 +65,6 @@ def main() -> None:
     rows = [Row(name, one, tuple(t for t in trials if t.setting == name)) for name, one in facts.items()]
     files.write_json(asked.out, [row.document for row in rows])
     print("\n".join(table(rows)))
-
-
-def facts_of(run: Run, folder: RunFolder) -> Facts:
-    """Of a recipe's run what preflight has found out, if it has."""
-    found = read_by_preflight(folder.experiment_folder, run.name, run.digest) if run.run.is_recipe else None
-    return found or run.facts
 
 
 def refuse_without_inputs(runs: Iterable[RunFolder], experiment: Sequence[Path]) -> None:
@@ -184,7 +177,7 @@ def predictions(rows: Sequence[Row]) -> list[str]:
     lines = ["| run | ms a step | tokens/s/GPU | GiB of tensors | of the step |", "|---|---:|---:|---:|---|"]
     for row in rows:
         if row.predicted is None or row.predicted_tensors is None:
-            lines.append(f"| `{row.name}` | - | - | - | a recipe: preflight alone knows its model |")
+            lines.append(f"| `{row.name}` | - | - | - | a recipe that preflight has not read, or no calibration |")
             continue
         numbers = f"{row.predicted * 1000:,.0f} | {row.tokens(row.predicted):,.0f} | {row.predicted_tensors:.1f}"
         lines.append(f"| `{row.name}` | {numbers} | {speed.of_step(row.facts).shares()} |")

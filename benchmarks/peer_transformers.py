@@ -33,7 +33,7 @@ def main() -> None:
         torch.set_num_threads(1)
     dist.init_process_group("nccl" if on_gpu else "gloo")
     torch.manual_seed(1)
-    model = sharded(asked, device)
+    model = made(asked, device)
     trained = train(model, asked, device)
     peaks = torch.tensor([trained.pop("allocated"), trained.pop("reserved")], dtype=torch.float64, device=device)
     dist.all_reduce(peaks, op=dist.ReduceOp.MAX)
@@ -45,7 +45,7 @@ def main() -> None:
     dist.destroy_process_group()
 
 
-def sharded(asked: dict[str, Any], device: torch.device) -> torch.nn.Module:
+def made(asked: dict[str, Any], device: torch.device) -> torch.nn.Module:
     config = transformers.AutoConfig.from_pretrained(asked["model"])
     config.use_cache = False
     flash = device.type == "cuda" and transformers.utils.is_flash_attn_2_available()
@@ -54,27 +54,18 @@ def sharded(asked: dict[str, Any], device: torch.device) -> torch.nn.Module:
             config, dtype=torch.float32, attn_implementation="flash_attention_2" if flash else "sdpa"
         )
     model.train()
-    if dist.get_world_size() == 1:
-        return alone(model, asked)
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    alone = dist.get_world_size() == 1
     layers = layers_of(model)
-    for number, layer in enumerate(layers):
-        if asked["recompute"] == "full":
-            layers[number] = layer = checkpoint_wrapper(layer)
-        if asked["compile"]:
-            layer.compile()
-        fully_shard(layer, mp_policy=policy)
-    fully_shard(model, mp_policy=policy)
-    return model
-
-
-def alone(model: torch.nn.Module, asked: dict[str, Any]) -> torch.nn.Module:
     if asked["recompute"] == "full":
-        layers = layers_of(model)
         for number, layer in enumerate(layers):
             layers[number] = checkpoint_wrapper(layer)
     if asked["compile"]:
-        model.compile()
+        for part in [model] if alone else layers:
+            part.compile()
+    if not alone:
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        for part in (*layers, model):
+            fully_shard(part, mp_policy=policy)
     return model
 
 

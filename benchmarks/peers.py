@@ -33,13 +33,14 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "workflow/scripts"))
 
-from in_turn import Row, facts_of, measured, refuse_without_inputs
+from in_turn import Row, measured, refuse_without_inputs
 
 from megaboa import files
 from megaboa.check.facts import Facts
 from megaboa.config import load
 from megaboa.plan import make_plan
 from megaboa.plan.plan import Run
+from megaboa.plan.run_facts import known_facts
 from megaboa.records import ModelSource, read
 
 HERE = Path(__file__).parent
@@ -118,9 +119,10 @@ def main() -> None:
     if asked.torchtitan and not has_source:
         sys.exit("--torchtitan: a recipe's model has no tokenizer that torchtitan reads: leave it out")
     refuse_without_inputs(folders.values(), asked.files)
-    runs = [replace(run, facts=facts_of(run, folders[run.name])) for run in runs]
-    if runs[0].facts.training.seq_length is None:
-        sys.exit(f"preflight has not read the run {runs[0].name} as it is now: call `snakemake preflight` first")
+    known = {run.name: known_facts(run, folders[run.name].experiment_folder) for run in runs}
+    if unread := [name for name, facts in known.items() if facts is None]:
+        sys.exit(f"preflight has not read the run {unread[0]} as it is now: call `snakemake preflight` first")
+    runs = [replace(run, facts=known[run.name]) for run in runs]
     asked.out.mkdir(parents=True, exist_ok=True)
     source = read(ModelSource, folders[runs[0].name].source_manifest) if has_source else None
     common = _common(runs[0], source, asked)
@@ -226,7 +228,8 @@ def transformers_peer(common: Asked, recompute: str, compiled: bool) -> Side:
     files.write_json(spec, {**wanted, "recompute": recompute, "compile": compiled})
     log = common.out / f"transformers-{recompute}.log"
     code = _torchrun(common, log, [str(HERE / "peer_transformers.py"), str(spec)])
-    alone, whole = common.ranks == 1, "the whole model" if common.ranks == 1 else "each layer"
+    alone = common.ranks == 1
+    compiled_parts = "the whole model" if alone else "each layer"
     side = Side(
         f"transformers{'' if alone else ', FSDP2'}{', torch.compile' if compiled else ''}{_again(recompute)}",
         False,
@@ -237,7 +240,7 @@ def transformers_peer(common: Asked, recompute: str, compiled: bool) -> Side:
             "weights, optimizer": f"fp32 weights and Adam's moments{'' if alone else ', sharded; gathered in bf16'}",
             "gradients are added up in": "fp32",
             "recomputed": recompute,
-            "compiled or graphs": f"torch.compile, {whole} and the loss" if compiled else "eager",
+            "compiled or graphs": f"torch.compile, {compiled_parts} and the loss" if compiled else "eager",
             "attention": "-",
             "loss": "cross entropy of fp32 logits",
             "data": "random tokens",

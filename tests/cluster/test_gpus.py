@@ -9,21 +9,19 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from pathlib import Path
 from threading import Thread
 
 import matrix
 import pytest
 from clone import edit
 from faults import AT_ONCE, NAME, ONE_HOST, TWO_HOSTS, WAIT, Faults
-from gpu_count import gpus
 from lab import Lab
+from rehearsal import REHEARSAL, devices, usable
 from site_clone import SiteClone
 
 from megaboa.files import read_jsonl
@@ -32,8 +30,7 @@ from megaboa.paths import AttemptFolder
 from megaboa.records import read_gpu_events
 from megaboa.run.checkpoints import latest
 
-REHEARSAL = os.environ.get("MEGABOA_REHEARSAL") == "1"
-FOUND = 2 if REHEARSAL else min(gpus(), 2)
+FOUND = usable(2)
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not FOUND, reason="there is no GPU")]
 on_two_gpus = pytest.mark.skipif(FOUND < 2, reason=f"two GPUs are needed, and {FOUND} found")
 
@@ -151,10 +148,10 @@ def result(run: str, name: str) -> str:
 
 @pytest.fixture(scope="module")
 def faults(make_lab: Callable[..., Lab]) -> Iterator[AllAtOnce]:
-    devices = [] if REHEARSAL else [(Path(f"/dev/nvidia{number}"),) for number in range(FOUND)]
+    owned = [(device,) for device in devices(FOUND)]
     features = [*(f"gpu{number % FOUND}" for number in range(HOSTS)), *([CHECKED] * (len(UNSOUND) + 1))]
     # A rank asks for two processors: one rank per host, so that a preemptible run has its host for itself.
-    lab = make_lab(nodes=len(features), cpus=2, memory_mb=32000, accounting=False, real_gpus=devices, features=features)
+    lab = make_lab(nodes=len(features), cpus=2, memory_mb=32000, accounting=False, real_gpus=owned, features=features)
     runs = {run: f"{values}, {AT_ONCE}" for run, values in RUNS.items()}
     found = AllAtOnce(lab, SiteClone(lab), runs, hosts="", save_interval=SAVE_INTERVAL)
     config = found.clone.path / found.config

@@ -7,24 +7,22 @@ MEGABOA_REHEARSAL=1 does the same on processors, where the steps' times are prin
 
 from __future__ import annotations
 
-import os
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from faults import AT_ONCE, NAME, Faults
 from gpu_count import gpus
 from lab import Lab
+from rehearsal import REHEARSAL, devices, usable
 from site_clone import SiteClone
 
 from megaboa.paths import AttemptFolder
 from megaboa.records import read_gpu_events
 
-REHEARSAL = os.environ.get("MEGABOA_REHEARSAL") == "1"
 PER_HOST = 2
-HOSTS = 1 if REHEARSAL else min(gpus(), 4) // PER_HOST
+HOSTS = usable(4) // PER_HOST
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not HOSTS, reason=f"two GPUs are needed, and {gpus()} found")]
 
 # A checkpoint of its own is behind the first attempt when it is hit.
@@ -78,8 +76,8 @@ class OneAfterTheOther(Faults):
 
 @pytest.fixture(scope="module")
 def faults(make_lab: Callable[..., Lab]) -> OneAfterTheOther:
-    devices = [] if REHEARSAL else [Path(f"/dev/nvidia{number}") for number in range(HOSTS * PER_HOST)]
-    owned = [devices[first : first + PER_HOST] for first in range(0, len(devices), PER_HOST)]
+    every = devices(HOSTS * PER_HOST)
+    owned = [every[first : first + PER_HOST] for first in range(0, len(every), PER_HOST)]
     lab = make_lab(nodes=HOSTS, cpus=8, memory_mb=64000, accounting=False, real_gpus=owned)
     found = OneAfterTheOther(lab, SiteClone(lab), HIT | UNDISTURBED, hosts="", save_interval=SAVE_INTERVAL)
     if not REHEARSAL:

@@ -15,16 +15,15 @@ from pathlib import Path
 import pytest
 from clone import edit
 from faults import AT_ONCE, NAME, TWO_HOSTS, Faults
-from gpu_count import gpus
 from image import machine
 from lab import UID, Lab
+from rehearsal import REHEARSAL, devices, usable
 from site_clone import SiteClone
 
 from megaboa.paths import AttemptFolder
 from megaboa.records import read_gpu_events
 
-REHEARSAL = os.environ.get("MEGABOA_REHEARSAL") == "1"
-FOUND = 2 if REHEARSAL else gpus()
+FOUND = usable(2)
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(FOUND < 2, reason=f"two GPUs are needed, and {FOUND} found"),
@@ -42,8 +41,8 @@ PACKAGES = [path for path in sys.path if any(Path(path).glob("*.dist-info"))]
 def faults(make_lab: Callable[..., Lab], tmp_path_factory: pytest.TempPathFactory) -> Faults:
     if not os.environ.get(machine.TREE):
         machine.require()
-    devices = [] if REHEARSAL else [(Path(f"/dev/nvidia{number}"),) for number in range(2)]
-    lab = make_lab(nodes=2, cpus=4, memory_mb=32000, accounting=False, real_gpus=devices)
+    owned = [(device,) for device in devices(FOUND)]
+    lab = make_lab(nodes=2, cpus=4, memory_mb=32000, accounting=False, real_gpus=owned)
     found = Faults(lab, SiteClone(lab), {"inside": RUN}, hosts=TWO_HOSTS, save_interval=SAVE_INTERVAL)
     if not REHEARSAL:
         found.use_gpus()

@@ -17,6 +17,7 @@ from megaboa.layout import DENSE, NAMES, Layout
 from megaboa.paths import ExperimentFolder
 from megaboa.plan import tasks
 from megaboa.plan.families import FUSED_ACTIVATION, has_qk_norm, with_defaults
+from megaboa.plan.plan import Run
 from megaboa.plan.quantities import Quantities
 from megaboa.records import Preflight, Tree, read_if_there
 from megaboa.scheduler.registry import cluster
@@ -222,11 +223,13 @@ def hf_config_of(model: Tree) -> Tree | None:
     return None
 
 
-def read_by_preflight(folder: ExperimentFolder, name: str, digest: str) -> Facts | None:
-    """Of a recipe's run, of which the plan knows only what the file says. None where it was another run when preflight
-    read it."""
+def known_facts(run: Run, folder: ExperimentFolder) -> Facts | None:
+    """Of a recipe's run the plan knows only what the file says, and preflight the rest. None where it was another run
+    when preflight read it."""
+    if not run.run.is_recipe:
+        return run.facts
     found = read_if_there(Preflight, folder.preflight)
-    if found is None or not digest.startswith(found.identities.get(name, "never read")):
+    if found is None or not run.digest.startswith(found.identities.get(run.name, "never read")):
         return None
-    facts = found.runs[name].facts
+    facts = found.runs[run.name].facts
     return facts and from_json(facts)

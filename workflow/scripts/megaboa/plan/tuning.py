@@ -22,7 +22,7 @@ from megaboa.plan import proof
 from megaboa.plan.plan import Run
 from megaboa.plan.planner import make_plan
 from megaboa.plan.quantities import overlay
-from megaboa.plan.run_facts import read_by_preflight
+from megaboa.plan.run_facts import known_facts
 from megaboa.records import Tree
 
 PRECISION, MICRO_BATCH = "training.precision", "training.micro_batch_size"
@@ -47,8 +47,7 @@ def experiment(loaded: LoadedExperiment, results: Path | str = "results") -> tup
     run = next((one for one in make_plan(loaded, results, only=(choice.name,)).runs if one.name == choice.name), None)
     if run is None:
         raise ConfigError([loaded.problem(("tune", "run"), f"the run {choice.name!r} is not legal itself")])
-    folder = ExperimentFolder(Path(results, loaded.experiment.experiment))
-    known = read_by_preflight(folder, run.name, run.digest) if run.run.is_recipe else run.facts
+    known = known_facts(run, ExperimentFolder(Path(results, loaded.experiment.experiment)))
     if known is None or known.model.layers is None:
         message = f"the model of the run {run.name!r} is not here yet: call `snakemake data import` first"
         if run.run.is_recipe:
