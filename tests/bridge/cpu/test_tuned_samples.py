@@ -97,6 +97,7 @@ def found(tmp_path_factory):
         write(experiment / "data" / f"{name}.json", replace(made.corpus(), documents=len(rows), examples=examples))
     for name, (template, more) in CASES.items():
         write_json(experiment / "runs" / name / "run.json", run_of(template, **more))
+        write_json(experiment / "runs" / name / "launch.json", {"overrides": {}})
     write_json(root / "cases.json", list(CASES))
     [result] = on_cpu(_build, str(root))
     return result
