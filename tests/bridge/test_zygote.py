@@ -53,7 +53,12 @@ class Script:
         """One that runs, and the processes it has told of: itself, and a helper of its own."""
         helper = "helper = subprocess.Popen(['sleep', '600']); print(os.getpid(), helper.pid, flush=True)"
         process = self.start(f"import os, subprocess, signal, sys, time\n{before}\n{helper}\ntime.sleep(600)")
-        return process, [int(word) for word in process.stdout.readline().split()]
+        pids = [int(word) for word in process.stdout.readline().split()]
+        # Tests signal the parent of what a zygote has forked. That of a script that imports for itself is this process.
+        if not pids or parent_of(pids[0]) == os.getpid():
+            process.kill()
+            raise AssertionError(f"no zygote has forked the script: {process.communicate()[1]}")
+        return process, pids
 
 
 @pytest.fixture(scope="module")
@@ -273,6 +278,19 @@ def broken(folder: Path) -> Path:
     (folder / "modules").mkdir()
     (folder / "modules" / "torch.py").write_text("raise ImportError('no torch')\n")
     return folder / "modules"
+
+
+def test_the_next_one_is_asked_where_one_ends_just_then(script):
+    """As it does when a file that it has imported is changed."""
+    modules = script.folder / "changed"
+    modules.mkdir()
+    (modules / "sitecustomize.py").write_text("")
+    parents = []
+    for moment in (1, 2):
+        os.utime(modules / "sitecustomize.py", (moment, moment))
+        parents.append(int(script.run("import os; print(os.getppid())", env={"PYTHONPATH": str(modules)})[1]))
+    assert len({*parents, os.getpid()}) == 3
+    os.kill(parents[1], signal.SIGKILL)  # nobody else asks it
 
 
 def test_one_that_cannot_be_forked_says_why_and_goes_on_saying_it(script):

@@ -77,8 +77,7 @@ def hand_over(device: str | None = None) -> None:
     if HELD in os.environ:  # a rank, which no starter may leave behind
         die_with_parent()
     try:
-        connection = _connect(device or os.environ[FORKED])
-        child = _ask(connection)
+        connection, child = _begun(device or os.environ[FORKED])
     except RefusedError as reason:
         print(f"megaboa: imports for itself: {reason}", file=sys.stderr, flush=True)
         return
@@ -172,6 +171,17 @@ def _show(words: list[str]) -> None:
 
 
 # --- the process that asks ------------------------------------------------------------------------------------------
+
+
+def _begun(device: str) -> tuple[socket.socket, int]:
+    """The connection to the zygote, and its child; OSError if there is none."""
+    connection = _connect(device)
+    try:
+        return connection, _ask(connection)
+    except (ConnectionResetError, BrokenPipeError):  # it was idle, or what it has imported was changed: take the next
+        connection.close()
+    connection = _connect(device)
+    return connection, _ask(connection)
 
 
 def _connect(device: str) -> socket.socket:
