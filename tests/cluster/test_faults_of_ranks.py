@@ -88,7 +88,8 @@ def test_a_rank_is_killed_and_its_hosts_copies_are_gone(faults):
     faults.finish("copies", process)
     killed, done = faults.ends("copies")
     assert killed["cause"] == "killed" and faults.clone.starts(NAME, "copies")[1]["resumed_from"] == SAVE_INTERVAL
-    assert done["local"] > SAVE_INTERVAL and killed["last_step"] - done["local"] < COPIED_EVERY
+    # A rank may be hit when a step is done that is to be copied, and before it is.
+    assert done["local"] > SAVE_INTERVAL and killed["last_step"] - done["local"] <= COPIED_EVERY
     for each in start["nodes"]:
         faults.lab.on_node(each, ["sh", "-c", f"! ls /tmp/megaboa-{UID}/*"], user="root")
     outcome = "killed: resumes from the partner's copies, which are newer than the checkpoint"
@@ -115,7 +116,7 @@ def test_a_rank_is_killed_and_copies_are_damaged(faults):
     faults.finish("bad-copies", process)
     ends, starts = faults.ends("bad-copies"), faults.clone.starts(NAME, "bad-copies")
     assert [end["cause"] for end in ends[:-1]] == ["killed"] * 2, "damage is found before it ends anything"
-    assert ends[0]["last_step"] - ends[1]["local"] < COPIED_EVERY, "the partner's are unchanged"
+    assert ends[0]["last_step"] - ends[1]["local"] <= COPIED_EVERY, "the partner's are unchanged"
     assert ends[2].get("local") is None and starts[2]["resumed_from"] == 2 * SAVE_INTERVAL, "the checkpoint"
     said = (faults.store("bad-copies") / "attempts" / "03").glob("rank-*.log")
     assert sum(log.read_text().count("has changed since it was written") for log in said) == 2, "each is tried once"

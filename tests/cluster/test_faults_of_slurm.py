@@ -93,7 +93,7 @@ def test_a_spare_takes_the_place_of_a_host_that_loses_its_power(faults):
     assert set(last["nodes"]) == {start["nodes"][0], spare}
     done = faults.ends("spare")[1]
     assert last["resumed_from"] == SAVE_INTERVAL < done["local"], "newer than the checkpoint"
-    assert end["last_step"] - done["local"] < COPIED_EVERY
+    assert end["last_step"] - done["local"] <= COPIED_EVERY  # which may be hit before a copy is made
     faults.tell_phases("spare", hit, noticed)
     event = f"a host loses its power, resources.spare_nodes being 1 and checkpoint.local.every {COPIED_EVERY}"
     faults.record(event, SPARE, since=hit)
