@@ -54,7 +54,7 @@ def scale_experts(by: float) -> Callable[[list[Any]], None]:
 
 
 def drop_microbatch(model: list[Any]) -> None:
-    """Every fourth backward pass of a rank is left out."""
+    """Drop every fourth backward pass of a rank."""
     from megatron.core.pipeline_parallel import schedules
 
     backward, calls = schedules.backward_step, 0
@@ -68,7 +68,7 @@ def drop_microbatch(model: list[Any]) -> None:
 
 
 def keep_experts_to_own_tokens(model: list[Any]) -> None:
-    """Gradients of the tokens of other ranks don't reach an expert."""
+    """Drop the gradients of other ranks' tokens in an expert."""
     from megatron.core.transformer.moe.token_dispatcher import MoEAlltoAllTokenDispatcher
 
     combine = MoEAlltoAllTokenDispatcher.token_combine
@@ -90,32 +90,32 @@ def keep_experts_to_own_tokens(model: list[Any]) -> None:
 
 
 def keep_gradients(model: list[Any]) -> None:
-    """Every data parallel rank goes by its own gradients."""
+    """Let every data parallel rank train with its own gradients."""
     from megatron.core.distributed.param_and_grad_buffer import _ParamAndGradBucketGroup
 
     _ParamAndGradBucketGroup.start_grad_sync = lambda self, *arguments, **named: None
 
 
 def keep_norms(model: list[Any]) -> None:
-    """Every tensor parallel rank goes by its own gradients of the norms, of which each sees a part of the sequence."""
+    """Let every tensor parallel rank use its own gradients of the norms, each from a part of the sequence."""
     from megatron.core.distributed import finalize_model_grads
 
     sys.modules[finalize_model_grads.__module__]._allreduce_non_tensor_model_parallel_grads = lambda *given: None
 
 
 def _named(model: list[Any], *pieces: str) -> Any:
-    """The first weight whose name has all of these."""
+    """The first weight whose name contains all of these."""
     named = (one for chunk in model for one in chunk.named_parameters())
     return next(weight for name, weight in named if all(piece in name for piece in pieces))
 
 
 def sum_twice(model: list[Any]) -> None:
-    """The gradient of one layer's projection to queries, keys and values."""
+    """Double the gradient of one layer's projection to queries, keys and values."""
     _named(model, "layers.1.", "linear_qkv.weight").register_hook(lambda gradient: gradient + gradient)
 
 
 def keep_one_norm(model: list[Any]) -> None:
-    """Of one layer alone, every tensor parallel rank goes by its own gradients of the norm before the attention."""
+    """Let every tensor parallel rank use its own gradients of one norm: that before one layer's attention."""
     from megatron.core.distributed import finalize_model_grads
 
     module = sys.modules[finalize_model_grads.__module__]
@@ -130,7 +130,7 @@ def keep_one_norm(model: list[Any]) -> None:
 
 
 def scale_by_dp(model: list[Any]) -> None:
-    """Gradients are summed over data parallel ranks, not averaged."""
+    """Sum gradients over data parallel ranks instead of averaging them."""
     for chunk in model:
         for group in chunk.bucket_groups:
             for bucket in group.buckets:
@@ -138,7 +138,7 @@ def scale_by_dp(model: list[Any]) -> None:
 
 
 def swap_shards(model: list[Any]) -> None:
-    """Of one weight, each of two tensor parallel ranks holds what is the other's."""
+    """Swap one weight's shards between two tensor parallel ranks."""
     import torch
     from megatron.core import parallel_state
 
@@ -150,7 +150,7 @@ def swap_shards(model: list[Any]) -> None:
 
 
 def draw_by_rank(model: list[Any]) -> None:
-    """The second tensor parallel rank draws its part of one weight from other random numbers."""
+    """Let the second tensor parallel rank initialize its shard of one weight from other random numbers."""
     import torch
     from megatron.core import parallel_state
 
@@ -161,14 +161,14 @@ def draw_by_rank(model: list[Any]) -> None:
 
 
 def scale_rate(model: list[Any]) -> None:
-    """The learning rate is 1% too high."""
+    """Raise the learning rate by 1%."""
     from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
     rate = OptimizerParamScheduler.get_lr
     OptimizerParamScheduler.get_lr = lambda self, group: 1.01 * rate(self, group)
 
 
-# What is wrong, in which run, and what makes it so on every rank before the first step.
+# By description: the run, and the change that each rank makes before the first step.
 MISTAKES: dict[str, tuple[str, Callable[[list[Any]], None]]] = {
     "gradients of the experts times 1.01": ("moe-ep2", scale_experts(1.01)),
     "gradients of the experts times 2": ("moe-ep2", scale_experts(2.0)),
@@ -186,7 +186,7 @@ MISTAKES: dict[str, tuple[str, Callable[[list[Any]], None]]] = {
 
 
 def start() -> None:
-    """Import everything that a rank needs; from here on `train` forks it."""
+    """Import everything that a rank needs; `train` then forks this process."""
     process.prepare("cpu", int(os.environ.get("OMP_NUM_THREADS", "1")))
     for name in MODULES:
         importlib.import_module(f"megatron.bridge.{name}")
@@ -230,7 +230,7 @@ def be_a_rank(
 
 
 def train(path: Path, seed: int = 0, mistake: str | None = None, twin: int = 0) -> RunResult:
-    """A run of the experiment, trained here and now."""
+    """Train a run of the experiment in this call."""
     folder = RunFolder(path)
     world_size = folder.run.world_size
     context, port = multiprocessing.get_context("fork"), ReservedPort()
@@ -253,7 +253,7 @@ def train(path: Path, seed: int = 0, mistake: str | None = None, twin: int = 0) 
 
 
 class Protocol:
-    """Trains what is asked for, and judges it by the experiment's agreements."""
+    """Trains runs as needed, and judges them by the experiment's agreements."""
 
     def __init__(self, results: Path, out: Path | None = None, twins: int = 0):
         self.results, self.out, self.twins = results, out, twins
@@ -272,7 +272,7 @@ class Protocol:
         return self._trained[key]
 
     def check(self, name: str, seed: int, mistake: str | None = None) -> AgreementCheck:
-        """Of a run, against its reference with the same seed and no mistake."""
+        """Check a run against its reference with the same seed and without a mistake."""
         agreement = self.agreement_of(name)
         twins = [self.trained(agreement.reference, seed, twin=twin + 1) for twin in range(self.twins)]
         return judge(agreement, self.trained(name, seed, mistake), self.trained(agreement.reference, seed), twins)
@@ -282,9 +282,9 @@ class Protocol:
         return agreement
 
     def crossed(self, curves: Path) -> Iterator[tuple[str, str | None, AgreementCheck]]:
-        """Of curves that an earlier call has written: every one against its reference, once for every group of twins.
+        """Check the curves of an earlier call: each against its reference, once for every group of twins.
 
-        References of other seeds are twins: they began with weights that differ by units in the last place.
+        References of other seeds serve as twins: their initial weights differ by units in the last place.
         """
         found: dict[tuple[str, int, str | None], RunResult] = {}
         for line in map(json.loads, curves.open()):

@@ -78,7 +78,7 @@ CASES = {
 
 
 def measured(command: list[str]) -> tuple[float, float]:
-    """Seconds, and gigabytes of the largest resident set."""
+    """Seconds and peak resident memory (GB) of a command."""
     began = time.perf_counter()
     environment = {**os.environ, "PYTHONPATH": str(SCRIPTS)}
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -91,7 +91,7 @@ def measured(command: list[str]) -> tuple[float, float]:
 
 
 def measured_ranks(command: list[str], count: int, logs: Path) -> tuple[float, float]:
-    """The same of so many ranks; gigabytes are those of the largest one."""
+    """Seconds of a command with several ranks, and the peak memory of the largest one."""
     shutil.rmtree(logs, ignore_errors=True)
     logs.mkdir()
     began = time.perf_counter()
@@ -114,7 +114,7 @@ def main() -> None:
     parser.add_argument("--folder", default=None, help="where the files lie; default: the folder for temporary files")
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES), metavar="CASE", help="default: all")
     arguments = parser.parse_args()
-    layers = max(2, 2 * round((arguments.gigabytes * 1e9 - BYTES_OUTSIDE) / BYTES_PER_LAYER / 2))  # two stages
+    layers = max(2, 2 * round((arguments.gigabytes * 1e9 - BYTES_OUTSIDE) / BYTES_PER_LAYER / 2))  # for two stages
     with tempfile.TemporaryDirectory(dir=arguments.folder) as name:
         folder = Path(name)
         source, checkpoint = folder / "hf", folder / "megatron"

@@ -41,7 +41,7 @@ CLONE_NEWNET = 0x40000000
 
 
 class Case:
-    """What goes wrong in one of the ranks, after how many rounds, and what should be said of it."""
+    """A fault in some ranks after some rounds, and the expected verdict."""
 
     def __init__(self, kind: str, ranks: int, chance: random.Random):
         self.kind, self.size = kind, ranks
@@ -49,7 +49,7 @@ class Case:
         self.place = chance.choice(("tensor", "data", "world"))
         count = 1 if kind in ("mismatch", "joined", "deadlock") else chance.choice((1, 1, 2))
         self.bad = sorted(chance.sample(range(ranks), count))
-        if kind == "mismatch":  # of two that differ nobody could say who is wrong
+        if kind == "mismatch":  # if only two differ, the wrong one can't be determined
             self.place = "world"
         self.pause, self.asked_after = chance.uniform(0.3, 2), chance.uniform(1, 4)
 
@@ -61,7 +61,7 @@ class Case:
             for group in mine.values():
                 dist.all_reduce(data, group=group)
         ready()
-        if self.kind == "ended":  # some have left already
+        if self.kind == "ended":  # some ranks have left already
             os._exit(0) if rank in self.bad else time.sleep(60)
         while self.kind == "slow":
             for name, group in mine.items():
@@ -71,7 +71,7 @@ class Case:
         if self.kind == "joined":
             for _ in range(10_000):
                 dist.all_reduce(torch.ones(1 << 20))
-        if self.kind == "deadlock":  # each waits for one that is in its other group
+        if self.kind == "deadlock":  # each rank waits for one in its other group
             for name in ("data", "tensor") if rank % 4 in (0, 3) else ("tensor", "data"):
                 dist.all_reduce(data, group=mine[name])
         for name in ("tensor", "data", "world"):
@@ -82,7 +82,7 @@ class Case:
 
     def _misbehave(self, data: torch.Tensor, group: dist.ProcessGroup) -> None:
         if self.kind == "mismatch":
-            dist.broadcast(data, src=self.bad[0], group=group)  # which leaves at once
+            dist.broadcast(data, src=self.bad[0], group=group)  # the source of a broadcast leaves at once
         elif self.kind == "frozen":
             os.kill(os.getpid(), signal.SIGSTOP)
         else:
@@ -101,7 +101,7 @@ def reads_for_ever() -> None:
 
 
 def wait_until_still(pids: list[int]) -> None:
-    """Each has come to where it stays: for a second and a half none has used the processor, or waited for it."""
+    """Wait until all ranks are stuck: for 1.5 seconds none has used the processor, or waited for it."""
     used, since, deadline = [0], time.monotonic(), time.monotonic() + CONNECT_SECONDS
     while time.monotonic() - since < 1.5 and time.monotonic() < deadline:
         stats = [Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split() for pid in pids]
@@ -112,12 +112,12 @@ def wait_until_still(pids: list[int]) -> None:
 
 
 def is_written(dump: Path) -> bool:
-    """With what came of the second look."""
+    """Whether a dump contains the result of the second look."""
     return '"moved"' in dump.read_text()
 
 
 def run(case: Case, folder: Path) -> flight.Verdict | None:
-    """Start the ranks, wait until nothing goes on, ask them, and judge."""
+    """Start the ranks, wait until they are stuck, dump their states, and judge."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -128,7 +128,7 @@ def run(case: Case, folder: Path) -> flight.Verdict | None:
         return flight.judge(flight.read(str(folder / "flight-rank-"), case.size), case.size)
     code = 1
     try:
-        if own_network:  # whose cable can be pulled
+        if own_network:  # a network of its own, which can be disconnected
             assert ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNET) == 0, "needs root"
             os.system("ip link set lo up")
         pids = [start(case, rank, port, folder) for rank in range(case.size)]
@@ -176,11 +176,12 @@ def start(case: Case, rank: int, port: int, folder: Path) -> int:
 
 
 KINDS = ("frozen", "missing", "mismatch", "joined", "deadlock")
-BENIGN = {"slow": "slow", "ended": "nothing"}  # what should be said of ranks that don't hang
+BENIGN = {"slow": "slow", "ended": "nothing"}  # expected verdicts on ranks that don't hang
 
 
 def judge_recorded(folder: Path) -> None:
-    """Each case is a folder with `_dump_<rank>` of every rank, and a log that names the ranks and what was done."""
+    """Judge recorded cases: folders with `_dump_<rank>` of every rank, and a log of the injected faults and their
+    ranks."""
     print("| case | what was done | to ranks | said | of ranks | sentence |\n|---|---|---|---|---|---|")
     for log in sorted(folder.glob("*/fault_injection.log")):
         text = log.read_text()

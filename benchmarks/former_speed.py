@@ -15,16 +15,16 @@ from megaboa.check.facts import Facts
 from megaboa.check.parameters import is_sparse
 from megaboa.check.stages import stages
 
-BEST = 0.385  # share of the peak that a layer of large matrix products reaches, attention and norms included
-HALF_TOKENS, HALF_WIDTH = 512, 256  # sizes at which half of that is reached
-NVLINK, NETWORK = 300e9, 40e9  # bytes per second and GPU that collectives reach
-HIDDEN = {"tensor": 0.0, "context": 0.5, "data": 0.7, "pipeline": 0.5, "expert": 0.0}  # shares behind calculation
+BEST = 0.385  # share of the peak in a layer of large matrix products, attention and norms included
+HALF_TOKENS, HALF_WIDTH = 512, 256  # sizes that reach half of it
+NVLINK, NETWORK = 300e9, 40e9  # bytes per second and GPU of collectives
+HIDDEN = {"tensor": 0.0, "context": 0.5, "data": 0.7, "pipeline": 0.5, "expert": 0.0}  # shares hidden by computation
 RECOMPUTED = {"full": 4 / 3, "selective": 1.1}
 
 
 @dataclass(frozen=True)
 class Step:
-    """Seconds, by what they are spent on; `bubble` is waiting for other stages."""
+    """Seconds by purpose; `bubble` is the time waiting for other stages."""
 
     calculation: float
     tensor: float
@@ -73,20 +73,20 @@ def _tokens_bytes(f: Facts) -> float:
 
 
 def _tensor_bytes(f: Facts) -> float:
-    """Of a layer, forward and backward: four all-reduces, or as many pairs of gathering and scattering."""
+    """Bytes per layer, forward and backward: four all-reduces, or as many pairs of all-gather and reduce-scatter."""
     tp = f.layout.tp
     return 0.0 if tp == 1 else 8 * _tokens_bytes(f) * (tp - 1) / tp
 
 
 def _context_bytes(f: Facts) -> float:
-    """Of a layer: keys and values go round, their gradients too."""
+    """Bytes per layer: keys and values in the ring, and their gradients."""
     cp, model = f.layout.cp, f.model
     share = 2 * (model.kv_groups or model.heads or 1) * (model.head_dim or 0) / max(model.hidden or 1, 1) / f.layout.tp
     return 3 * _tokens_bytes(f) * share * (cp - 1)
 
 
 def _expert_bytes(f: Facts) -> float:
-    """Of a layer: tokens to experts and back, forward and backward."""
+    """Bytes per layer: tokens to experts and back, forward and backward."""
     ep = f.layout.ep
     if not f.model.is_sparse or ep == 1:
         return 0.0
@@ -96,12 +96,12 @@ def _expert_bytes(f: Facts) -> float:
 
 
 def _passed_bytes(f: Facts) -> float:
-    """Between stages, there and back."""
+    """Bytes between stages, forward and backward."""
     return 0.0 if f.layout.pp == 1 else 2 * _tokens_bytes(f) / (f.layout.tp if f.layout.sp else 1)
 
 
 def _data(f: Facts) -> float:
-    """Gradients are added up (in fp32), weights sent round (in 16 bits)."""
+    """Seconds to reduce gradients (in fp32) and gather weights (in 16 bits)."""
     copies = (f.layout.dp or 1) * f.layout.cp
     if copies == 1:
         return 0.0

@@ -19,7 +19,7 @@ PINNED = re.compile(r'^(\w+)_MODEL_ID = "(.+?)"\n\1_MODEL_REVISION = "(.+?)"', r
 
 
 def pinned() -> dict[str, str]:
-    """The commit of each model that a recipe of the installed Bridge asks for by a commit."""
+    """The commits to which recipes of the installed Bridge pin their models."""
     commits = {}
     for module in Path(find_spec("megatron.bridge").submodule_search_locations[0]).glob("*recipes/**/*.py"):
         commits |= {name: commit for _, name, commit in PINNED.findall(module.read_text(encoding="utf-8"))}

@@ -36,7 +36,7 @@ from megaboa.records import Setting, Trial, TuneSpec, line, parse
 from megaboa.run import tuning
 
 WARMUP = 5
-MINUTES = 10.0  # until a trial is stopped
+MINUTES = 10.0  # time limit of a trial
 
 
 def main() -> None:
@@ -68,7 +68,7 @@ def main() -> None:
 
 
 def refuse_without_inputs(runs: Iterable[RunFolder], experiment: Sequence[Path]) -> None:
-    """Of a recipe there is no model to make, but maybe a tokenizer to train."""
+    """Exit if data or models are missing. A recipe has no model to make, but maybe a tokenizer to train."""
     wanted = {
         path
         for run in runs
@@ -83,7 +83,10 @@ def refuse_without_inputs(runs: Iterable[RunFolder], experiment: Sequence[Path])
 def measured(
     folders: Mapping[str, RunFolder], steps: int, rounds: int, lines: Path, warmup: int = WARMUP
 ) -> list[Trial]:
-    """So many steps of each run in every round; the first round has the given order, every other one its own."""
+    """Measure the given number of steps of each run in every round.
+
+    The first round has the given order, every other one a random order of its own.
+    """
     names = list(folders)
     spec = TuneSpec(
         own=names[0],
@@ -97,10 +100,10 @@ def measured(
     )
     runs = {name: _so_long(run, spec) for name, run in folders.items()}
     identities = {name: files.digest(run.documents) for name, run in runs.items()}
-    done = [one for one in _read(lines) if identities.get(one.setting) == one.identity]  # others: of an edited file
+    done = [one for one in _read(lines) if identities.get(one.setting) == one.identity]  # the rest: of an edited file
     with tuning.trials_here(runs[spec.own], spec) as here:
         for run in runs.values():
-            here.importers.environment(run)  # those of all, while the first trains
+            here.importers.environment(run)  # all environments, while the first run trains
         for number in range(1, rounds + 1):
             order = names if number == 1 else random.Random(1000 + number).sample(names, len(names))
             for name in order:
@@ -116,14 +119,14 @@ def _read(lines: Path) -> list[Trial]:
 
 
 def _so_long(run: RunFolder, spec: TuneSpec) -> RunFolder:
-    """The run, with as many steps as are wanted, and no profiler."""
+    """The run with the wanted number of steps, and without a profiler."""
     profile = {**run.documents["profile"], "tool": "none", "steps": [spec.warmup + 1, spec.warmup + spec.steps]}
     return RunFolder(run.path, {**run.documents, "profile": profile})
 
 
 @dataclass(frozen=True)
 class Row:
-    """A run, what is predicted of it, and its trials."""
+    """A run, its predictions and its trials."""
 
     name: str
     facts: Facts
@@ -141,7 +144,7 @@ class Row:
 
     @property
     def predicted(self) -> float | None:
-        known = speed.is_known(self.facts) and memory.is_known(self.facts)  # neither of a recipe, until preflight
+        known = speed.is_known(self.facts) and memory.is_known(self.facts)  # unknown for a recipe until preflight
         return speed.of_step(self.facts).seconds if known else None
 
     @property
@@ -153,13 +156,13 @@ class Row:
         return memory.peak(self.facts).tensors / GIB if memory.is_known(self.facts) else None
 
     def tokens(self, seconds: float | None) -> float | None:
-        """A second and GPU."""
+        """Tokens per second and GPU."""
         training, ranks = self.facts.training, self.facts.layout.world_size or 1
         return (training.gbs or 0) * (training.seq_length or 0) / seconds / ranks if seconds else None
 
     @property
     def tflops(self) -> float | None:
-        """Of a GPU, recomputation not counted."""
+        """TFLOP/s per GPU, without recomputation."""
         ranks = self.facts.layout.world_size or 1
         return flops.of_step(self.facts) / self.seconds / ranks / 1e12 if self.seconds else None
 
@@ -173,7 +176,7 @@ class Row:
 
 
 def predictions(rows: Sequence[Row]) -> list[str]:
-    """What docs/benchmarks/predictions.md keeps, written before a run."""
+    """A table of predictions for docs/benchmarks/predictions.md, made before the run."""
     lines = ["| run | ms a step | tokens/s/GPU | GiB of tensors | of the step |", "|---|---:|---:|---:|---|"]
     for row in rows:
         if row.predicted is None or row.predicted_tensors is None:

@@ -40,7 +40,7 @@ FAULTS = (
     "SIGSTOP",
 )
 SAVE_INTERVAL = 10
-STEPS = {"cpu": 3 * SAVE_INTERVAL, "cuda": 8 * SAVE_INTERVAL}  # per attempt: enough to be hit before the last one
+STEPS = {"cpu": 3 * SAVE_INTERVAL, "cuda": 8 * SAVE_INTERVAL}  # per attempt: enough for a fault before the last one
 PATIENCE = 300.0
 EXPERIMENT = """\
 experiment: injected
@@ -68,7 +68,7 @@ sweep:
 
 
 class Experiment:
-    """Two runs in a folder: one without faults, and one that is hit."""
+    """Two runs in a folder: one without faults, and one with injected faults."""
 
     def __init__(self, folder: Path, steps: int, device: str):
         self.folder, self.faults = folder, folder / "faults"
@@ -97,11 +97,14 @@ class Experiment:
         return [one for one in read_jsonl(path) if one["event"] == "step"] if path.exists() else []
 
     def losses(self, run: str, attempts: int) -> dict[int, float]:
-        """Of every step the last time that it was done."""
+        """The last recorded loss of every step."""
         return {one["step"]: one["loss"] for number in range(1, attempts + 1) for one in self.steps(run, number)}
 
     def hit(self, process: subprocess.Popen, fault: str, rank: int) -> float:
-        """Do it to the newest attempt when it has a checkpoint of its own; seconds to the next attempt's first step."""
+        """Inject a fault into the newest attempt once it has saved a checkpoint.
+
+        Returns the seconds to the next attempt's first step.
+        """
 
         def saved() -> int:
             starts = self.ledger("start")
@@ -143,7 +146,7 @@ def main() -> None:
             process.wait()
         finally:
             if process.poll() is None:
-                process.terminate()  # which ends the supervisor and its ranks
+                process.terminate()  # this also ends the supervisor and its ranks
                 process.wait()
         if process.returncode:
             raise SystemExit((folder / "hit.log").read_text()[-3000:])

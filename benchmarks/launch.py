@@ -22,7 +22,7 @@ from lab import Lab
 from site_clone import ENVIRONMENT, SiteClone
 
 NAME = "launch"
-# A Python that says when it was started, before anything else.
+# a Python that first prints its start time
 CLOCK = """\
 #!/bin/sh
 date +%s.%N
@@ -63,7 +63,7 @@ def bare_srun(clone: SiteClone, clock: Path) -> float:
 
 
 def one_run(clone: SiteClone, run: str) -> dict[str, float]:
-    """Start it, kill a rank, let it end."""
+    """Start a run, kill a rank, and wait for the end."""
     script = f"date +%s.%N; {sys.executable} workflow/scripts/megaboa pretrain {NAME}/{run}"
     begun = submit(clone, script, wait=False)
     link = clone.results(NAME, "runs", run, "attempts.jsonl")

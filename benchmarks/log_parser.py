@@ -34,7 +34,7 @@ NOISE = (
     "{rank}: [NeMo W rerun_state_machine:1263] Implicit initialization of Rerun State Machine!\n"
 )
 
-# Peers, each in a process of its own.
+# Other parsers, each in its own process.
 LOOP = """
 import re, sys
 from collections import defaultdict
@@ -58,7 +58,7 @@ with open(sys.argv[1], "rb") as stream:
 
 
 def write_log(path: Path, megabytes: int, dense: bool) -> int:
-    """Returns the number of steps."""
+    """Write a log; returns the number of steps."""
     size, step = 0, 0
     with path.open("w") as stream:
         while size < megabytes * 1_000_000:
@@ -76,7 +76,7 @@ def write_log(path: Path, megabytes: int, dense: bool) -> int:
 
 
 def timed(command: list[str | Path]) -> tuple[float, float, float, str]:
-    """Seconds by the clock and of the processor, the most memory in MB, and what was printed."""
+    """Wall seconds, CPU seconds, peak memory (MB) and output of a command."""
     before = time.perf_counter()
     with tempfile.TemporaryFile("w+") as output:
         child = subprocess.Popen([str(word) for word in command], stdout=output)

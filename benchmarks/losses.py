@@ -16,7 +16,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 import seaborn as sns
 
-FROM = 15  # the step from which on the table says how far a curve lies: before it the loss falls steeply
+FROM = 15  # first step at which curves are compared: before it the loss falls steeply
 
 
 def main() -> None:

@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any
 
 GIB = 2**30
-FRAMES = 4  # of Python, the innermost first
-OWN = ("/torch/", "/threading.py", "/contextlib.py")  # what calls for memory on behalf of others
+FRAMES = 4  # number of Python frames shown, innermost first
+OWN = ("/torch/", "/threading.py", "/contextlib.py")  # code that allocates on behalf of others, and is skipped
 Event = Mapping[str, Any]
 
 
 class Plain(pickle.Unpickler):
-    """Plain data only: any class or function is refused, as it would be called."""
+    """Unpickles plain data only. It refuses classes and functions, because unpickling would call them."""
 
     def find_class(self, module: str, name: str) -> Any:
         raise pickle.UnpicklingError(f"a snapshot has no {module}.{name}")
@@ -51,9 +51,9 @@ def main() -> None:
 
 
 def at_peak(trace: Iterable[Event]) -> list[Kept]:
-    """The largest first."""
+    """The allocations at the peak, largest first."""
     events = [event for event in trace if event["action"] in ("alloc", "free_completed")]
-    # What is freed may have been there before.
+    # memory that is freed here may have been allocated before the trace
     changes = (event["size"] if event["action"] == "alloc" else -event["size"] for event in events)
     taken = list(accumulate(changes, initial=0))
     kept: dict[int, Event] = {}
@@ -70,7 +70,7 @@ def at_peak(trace: Iterable[Event]) -> list[Kept]:
 
 
 def place(frames: Iterable[Event]) -> str:
-    """In the backward pass there may be no Python at all."""
+    """The Python frames of an allocation. In the backward pass there may be none."""
     python = [frame for frame in frames if frame["filename"].endswith(".py")]
     others = [frame for frame in python if not any(part in frame["filename"] for part in OWN)] or python
     calls = [f"{Path(one['filename']).name}:{one['line']} {one['name']}" for one in others[:FRAMES]]

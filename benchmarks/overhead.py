@@ -59,7 +59,7 @@ def snakemake(arguments: argparse.Namespace, number: int, *targets: str) -> None
 
 
 def by_workflow(arguments: argparse.Namespace, number: int, folder: RunFolder) -> tuple[float, float]:
-    """Milliseconds of a step, and seconds of the whole command."""
+    """Milliseconds per step, and seconds of the whole command."""
     start = time.perf_counter()
     snakemake(arguments, number, str(folder.train_manifest))
     seconds = time.perf_counter() - start
@@ -67,7 +67,7 @@ def by_workflow(arguments: argparse.Namespace, number: int, folder: RunFolder) -
 
 
 def bare(folder: RunFolder, out: Path) -> tuple[float, float]:
-    """The same, of the ranks alone."""
+    """The same times for the bare ranks."""
     with contextlib.closing(ReservedPort("127.0.0.1")) as port:
         number = port.number
     ranks = folder.run.world_size

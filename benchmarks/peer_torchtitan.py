@@ -15,14 +15,14 @@ from types import SimpleNamespace
 import torch
 from torch.distributed.fsdp import FSDPModule
 
-config = json.loads((Path(sys.argv.pop(1)) / "config.json").read_text())  # before torchtitan reads its own
-if not torch.cuda.is_available():  # torchtitan takes such a machine for one with CUDA, and asks for its memory
+config = json.loads((Path(sys.argv.pop(1)) / "config.json").read_text())  # before torchtitan parses its own
+if not torch.cuda.is_available():  # without a GPU torchtitan assumes CUDA, and queries its memory
     torch._utils._get_available_device_type = lambda: "cpu"
     torch.cpu.get_device_name = lambda *_: "CPU"
     torch.cpu.get_device_properties = lambda *_: SimpleNamespace(total_memory=2**30)
     torch.cpu.memory_stats = lambda *_: defaultdict(int)
     torch.cpu.reset_peak_memory_stats = torch.cpu.empty_cache = lambda *_: None
-    FSDPModule.set_gradient_divide_factor = lambda *_: None  # which gloo can't do
+    FSDPModule.set_gradient_divide_factor = lambda *_: None  # gloo doesn't support it
 
 from torchtitan.models import llama3
 from torchtitan.models.llama3.model.args import TransformerModelArgs
@@ -36,7 +36,7 @@ llama3.llama3_args["peer"] = TransformerModelArgs(
     vocab_size=config["vocab_size"],
     norm_eps=config["rms_norm_eps"],
     rope_theta=rope["rope_theta"],
-    ffn_dim_multiplier=3 / config["hidden_size"],  # a few columns, rounded up to the width that is wanted
+    ffn_dim_multiplier=3 / config["hidden_size"],  # slightly too large, then rounded to the wanted width
     multiple_of=config["intermediate_size"],
 )
 

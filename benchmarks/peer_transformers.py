@@ -70,7 +70,7 @@ def made(asked: dict[str, Any], device: torch.device) -> torch.nn.Module:
 
 
 def layers_of(model: torch.nn.Module) -> torch.nn.ModuleList:
-    """Of a GPT-2 or a Llama, whose relatives name them alike."""
+    """The layers of a GPT-2 or a Llama, or of models with the same names."""
     return model.transformer.h if hasattr(model, "transformer") else model.model.layers
 
 
@@ -86,7 +86,7 @@ def train(model: torch.nn.Module, asked: dict[str, Any], device: torch.device) -
     loss_of = torch.compile(cross_entropy, dynamic=False) if asked["compile"] else cross_entropy
     random = torch.Generator(device).manual_seed(dist.get_rank())
     if device.type == "cuda":
-        torch.cuda.empty_cache()  # of the whole weights, before they were sharded
+        torch.cuda.empty_cache()  # frees the unsharded weights
         torch.cuda.reset_peak_memory_stats()
     seconds, losses = [], []
     for _ in range(asked["steps"]):
@@ -102,7 +102,7 @@ def train(model: torch.nn.Module, asked: dict[str, Any], device: torch.device) -
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        losses.append(total.item())  # waits for the GPU
+        losses.append(total.item())  # synchronizes with the GPU
         seconds.append(time.perf_counter() - began)
     on_gpu = device.type == "cuda"
     return {

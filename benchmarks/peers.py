@@ -55,15 +55,15 @@ STEP = re.compile(r"step: +(\d+) +loss: +([\d.]+).*?memory: +(-?[\d.]+)GiB.*?tps
 
 @dataclass
 class Side:
-    """What one of those compared did. `conditions`: name and value of all that could make a difference."""
+    """The result of one side of the comparison. `conditions`: everything that could make a difference, by name."""
 
     name: str
     ours: bool
     conditions: dict[str, str]
-    seconds: list[float] = field(default_factory=list)  # of the steps after those that warm up
+    seconds: list[float] = field(default_factory=list)  # step times after warm-up
     losses: list[float] = field(default_factory=list)
-    gib: float | None = None  # reserved by PyTorch, on the rank with most
-    why: str = ""  # it failed
+    gib: float | None = None  # memory reserved by PyTorch, on the rank with the most
+    why: str = ""  # why it failed
 
     @property
     def median(self) -> float | None:
@@ -72,10 +72,10 @@ class Side:
 
 @dataclass(frozen=True)
 class Asked:
-    """What all sides have in common."""
+    """The settings that all sides share."""
 
     name: str
-    model: Path  # folder of config.json
+    model: Path  # folder with config.json
     tokenizer: Path | None
     device: str
     ranks: int
@@ -87,7 +87,7 @@ class Asked:
     out: Path
 
     def tokens(self, seconds: float) -> float:
-        """A second and GPU."""
+        """Tokens per second and GPU."""
         return self.gbs * self.seq_length / seconds / self.ranks
 
 
@@ -127,7 +127,7 @@ def main() -> None:
     source = read(ModelSource, folders[runs[0].name].source_manifest) if has_source else None
     common = _common(runs[0], source, asked)
     _refuse_other_batches(runs)
-    (asked.out / "ours.jsonl").unlink(missing_ok=True)  # all in one call
+    (asked.out / "ours.jsonl").unlink(missing_ok=True)  # measure all in one call
     trials = measured(folders, asked.steps, 1, asked.out / "ours.jsonl")
     rows = [Row(run.name, run.facts, tuple(one for one in trials if one.setting == run.name)) for run in runs]
     sides = [_of_ours(run, row, source) for run, row in zip(runs, rows, strict=True)]
@@ -165,7 +165,7 @@ def _common(run: Run, source: ModelSource | None, asked: argparse.Namespace) -> 
 
 
 def _refuse_other_batches(runs: Sequence[Run]) -> None:
-    """One table compares one model, batch and sequence length on one number of GPUs."""
+    """Exit if the runs differ in model, batch, sequence length or number of GPUs, which one table must share."""
     sizes = {
         (run.model, run.facts.training.gbs, run.facts.training.seq_length, run.facts.layout.world_size): run.name
         for run in runs
@@ -293,7 +293,7 @@ def torchtitan_peer(common: Asked, checkout: Path, precision: str, recompute: st
         side.why = _end(log)
         return side
     side.losses = [float(one[2]) for one in steps.values()]
-    side.gib = max(0.0, *(float(one[3]) for one in steps.values())) or None  # on a CPU it says -0.00
+    side.gib = max(0.0, *(float(one[3]) for one in steps.values())) or None  # -0.00 on a CPU
     rates = [float(one[4].replace(",", "")) for number, one in sorted(steps.items()) if number > WARMUP]
     side.seconds = [common.tokens(1.0) / rate for rate in rates if rate]
     return side
@@ -312,7 +312,7 @@ def _flags(common: Asked, text: Path, recompute: str, compiled: bool) -> list[st
         "training.global_batch_size": common.gbs,
         "training.seq_len": common.seq_length,
         "training.steps": common.steps,
-        "training.dataset": "c4_test",  # a folder of text, as it reads it
+        "training.dataset": "c4_test",  # the dataset type that reads a local folder of text
         "training.dataset_path": text,
         "activation_checkpoint.mode": recompute,
     }
@@ -321,7 +321,7 @@ def _flags(common: Asked, text: Path, recompute: str, compiled: bool) -> list[st
 
 
 def _write_text(folder: Path) -> None:
-    """Python's standard library, a file of it a document: 20 MB are enough for any of these runs."""
+    """Write Python's standard library as text, one file per document. 20 MB suffice for any of these runs."""
     folder.mkdir(parents=True, exist_ok=True)
     size = 0
     with (folder / "data.json").open("w") as out:
@@ -350,7 +350,7 @@ def _torchrun(common: Asked, log: Path, command: list[str], paths: Sequence[str]
         try:
             return process.wait(60 * MINUTES)
         except BaseException as error:
-            process.terminate()  # torchrun ends its ranks, which are in sessions of their own
+            process.terminate()  # torchrun ends its ranks, which have their own sessions
             process.wait()
             if not isinstance(error, subprocess.TimeoutExpired):
                 raise
@@ -363,7 +363,7 @@ def _again(recompute: str) -> str:
 
 
 def _end(log: Path) -> str:
-    """Its first error, or else its last line."""
+    """The first error in a log, or else its last line."""
     lines = [COLORS.sub("", line).strip() for line in log.read_text(errors="replace").splitlines()]
     errors = [line for line in lines if ERROR.search(line) and "ChildFailed" not in line]
     return f"{(errors or [line for line in lines if line][-1:] or ['no output'])[0][:300]} ({log})"
@@ -393,7 +393,7 @@ def table(common: Asked, sides: Sequence[Side]) -> list[str]:
 
 
 def verdict(sides: Sequence[Side]) -> list[str]:
-    """Of the fastest of ours and of the others."""
+    """Compare the fastest of ours with the fastest of the others."""
     best = {
         ours: min(
             (side for side in sides if side.median and side.ours is ours),

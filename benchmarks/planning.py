@@ -53,10 +53,10 @@ rule report:
 
 
 def dry_run(folder: Path, *arguments: str) -> float:
-    """CPU seconds, user and system: on a machine that does other work too, these can be compared."""
+    """CPU seconds (user and system) of a dry run, which are comparable even on a busy machine."""
     before = spent()
     command = [sys.executable, "-m", "snakemake", "-n", "--cores", "2", *arguments]
-    # Where Python may not keep what it compiles, it compiles our modules in every call, and Snakemake's never.
+    # With PYTHONDONTWRITEBYTECODE our modules would be compiled in every call, unlike Snakemake's.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     seconds = spent() - before
@@ -66,7 +66,7 @@ def dry_run(folder: Path, *arguments: str) -> float:
 
 
 def spent() -> float:
-    """By all processes that this one has waited for."""
+    """CPU seconds of all child processes that have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
@@ -79,7 +79,7 @@ def megaboa(runs: int, folder: Path) -> tuple[float, float, float]:
     arguments = ("--snakefile", str(REPOSITORY / "Snakefile"), "--configfile", "sweep.yaml")
     first, again = dry_run(folder, *arguments), dry_run(folder, *arguments)
     results = folder / "results" / "sweep"
-    (results / "preflight.json").touch()  # what the job waits for
+    (results / "preflight.json").touch()  # an input of the job
     run = max(path.name for path in (results / "runs").iterdir())
     job = ("--target-jobs", f"train:run={run}", "--allowed-rules", "train", "--force", "--nolock", "--mode", "remote")
     return first, again, dry_run(folder, *arguments, *job)

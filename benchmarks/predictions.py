@@ -45,7 +45,7 @@ DEEPSPEED = {**NO_OVERLAP, "scattered_stages": True}
 
 @dataclass(frozen=True)
 class Row:
-    """`group`: rows of one model, batch and number of GPUs, between which somebody would choose."""
+    """A measured row. `group`: rows of one model, batch and number of GPUs, which are alternatives."""
 
     data: str
     name: str
@@ -54,19 +54,19 @@ class Row:
     seconds: float | None = None
     gib: float | None = None
     group: str = ""
-    reserved_gib: float | None = None  # by PyTorch's allocator
+    reserved_gib: float | None = None  # reserved by PyTorch's allocator
 
 
 @dataclass(frozen=True)
 class Errors:
-    """Of step times as ratios of predicted to measured, of memory as differences, both relative."""
+    """Errors of step times, as ratios of predicted to measured, and of memory, as relative differences."""
 
     rows: int
     median: float
     worst: float
     bias: float  # the median ratio
-    ordered: float | None  # share of pairs in the right order
-    regret: float | None  # of the layouts that would be chosen, mean
+    ordered: float | None  # share of pairs that are ordered correctly
+    regret: float | None  # mean loss by choosing the layout that is predicted to be fastest
     worst_regret: float | None
 
 
@@ -79,8 +79,7 @@ def _csv(name: str) -> list[dict[str, str]]:
 
 
 def vtrain(name: str) -> Iterator[Row]:
-    """GPT-3 by Megatron-DeepSpeed in fp16: attention and loss aren't fused, the optimizer isn't distributed, nothing is
-    overlapped."""
+    """GPT-3 by Megatron-DeepSpeed in fp16: unfused attention and loss, no distributed optimizer, no overlap."""
     several = name == "vtrain-multi"
     for number, one in enumerate(_csv(f"{name}.csv"), 2):
         size = {key: int(value) for key, value in one.items() if value.isdigit()}
@@ -205,7 +204,7 @@ def h200() -> Iterator[Row]:
 
 
 def of_experiment(data: str, *names: str) -> Iterator[Row]:
-    """Of a shipped one, maybe with an overlay, whose plan has the facts."""
+    """Rows of a shipped experiment, maybe with overlays. The facts come from its plan."""
     plan = make_plan(load([EXPERIMENTS / f"{name}.yaml" for name in names]))
     for one in _csv(f"{data}.csv"):
         seconds, gib = float(one["milliseconds"]) / 1000, float(one["gib"])
@@ -218,23 +217,25 @@ GPT3_7B = replace(
 
 
 def host_bound() -> Iterator[Row]:
-    """Steps that wait for the host, to be predicted with a calibration of the same machine: hosts differ by far."""
+    """Steps that wait for the host. They are predicted with a calibration of the same machine, because hosts differ a
+    lot."""
     plan = make_plan(load([Path(__file__).parent / "host-bound.yaml"]))
     for one in _csv("h200-host-bound.csv"):
         name = one["name"]
         facts = plan[name].facts
-        if name.startswith("dense"):  # the plan doesn't know the model of a recipe
+        if name.startswith("dense"):  # a recipe's model isn't in the plan
             training = Training(gbs=16, mbs=4 if name == "dense-mbs4" else 1, seq_length=2048, precision="bf16_mixed")
             graphs = "full_iteration" if name == "dense-graphs" else "none"
             cluster = Cluster("cuda", 1, 2, "h200-141g")
             facts = Facts(Layout(2, tp=2), GPT3_7B, training, Kernels(graphs=graphs), cluster=cluster)
-        # Of the last one it was learnt what a graph leaves the host of a layer with experts (ROUTED in check/speed.py).
+        # The last one was used to fit the host time that a graph leaves to a layer with experts (ROUTED in
+        # check/speed.py).
         held_back = name != "experts-graphs"
         yield Row("h200-host-bound", name, held_back, facts, float(one["milliseconds"]) / 1000, float(one["gib"]))
 
 
 def same_machine() -> Calibration:
-    """What `megaboa calibrate` wrote before these rows were measured."""
+    """The calibration that `megaboa calibrate` wrote before these rows were measured."""
     return records.read(Calibration, HERE / "h200-host-bound.json")
 
 
@@ -248,8 +249,10 @@ OF_BRIDGE = {
 
 
 def bridge() -> Iterator[Row]:
-    """H100s in Bridge's tables, each set of conditions once, in the newest container that has it. `fp8` without more is
-    current scaling; what is recomputed isn't said."""
+    """H100 rows in Bridge's tables, each set of conditions once, from the newest container that has it.
+
+    `fp8` alone means current scaling; recomputation isn't stated.
+    """
     found: dict[str, Row] = {}
     for path in sorted(PUBLISHED.glob("megatron-bridge-*.yaml")):
         for one in yaml.safe_load(path.read_text())["rows"]:
@@ -258,7 +261,7 @@ def bridge() -> Iterator[Row]:
                 continue
             model, world, vpp = MODELS[OF_BRIDGE[said["model"]]], said["world_size"], said.get("vpp")
             axes = {axis: said[axis] for axis in ("tp", "pp", "cp", "ep")}
-            # 126 or 94 layers are shared out unevenly, with the embedding or the loss as one.
+            # 126 or 94 layers are split unevenly, counting the embedding and the loss as a layer each
             ends = {"embedding_counts": True, "loss_counts": True} if model.layers % (axes["pp"] * (vpp or 1)) else {}
             layout = Layout(
                 world, **axes, vpp=vpp, sp=axes["tp"] > 1, fsdp=said.get("fsdp", "none"), **ends
@@ -308,7 +311,7 @@ def of_times(given: list[Row], predict: Callable[[Facts], float]) -> Errors | No
 
 
 def of_memory(given: Iterable[Row]) -> dict[str, float]:
-    """Relative differences by row."""
+    """Relative errors of predicted memory, by row."""
     return {one.name: memory.peak(one.facts).tensors / GIB / one.gib - 1 for one in given if one.gib}
 
 
@@ -332,7 +335,7 @@ def table(given: list[Row], models: dict[str, Callable[[Facts], float]]) -> list
 
 
 def host_table() -> list[str]:
-    """Steps that wait for the host: what is shipped knows another host."""
+    """Predictions of steps that wait for the host. The shipped calibration is from another host."""
     lines = [
         "| run | measured ms | with what is shipped | error | with the machine's own | error |",
         "|---|" + "---:|" * 5,
@@ -359,12 +362,14 @@ def memory_table(given: list[Row]) -> list[str]:
 # --- what to expect ---------------------------------------------------------------------------------------------------
 
 SHEETS = {"a100": (2.039e12, 300e9), "h100": (3.35e12, 450e9), "h200": (4.8e12, 450e9), "b200": (8e12, 900e9)}
-ADAPTER = 50e9  # bytes per second of a GPU's share of the network: 400 Gbit/s
+ADAPTER = 50e9  # a GPU's share of the network in bytes per second: 400 Gbit/s
 
 
 def limit(gpu: str) -> Calibration:
-    """What data sheets allow: every part at its own peak, nothing waited for. Memory's and NVLink's bytes per second,
-    each way."""
+    """An ideal machine by the data sheets: every part at its peak, without waiting.
+
+    The rates of memory and NVLink are bytes per second in each direction.
+    """
     peak, (memory_rate, link_rate) = peaks.operations(gpu) or 0.0, SHEETS[gpu]
     full, low = Law(rate=peak), Law(rate=2 * peak)
     products = {"bf16": full, **dict.fromkeys(("fp8_current", "fp8_delayed", "fp8_blocks", "mxfp8"), low)}
@@ -392,7 +397,7 @@ def expected(given: Iterable[Row]) -> list[str]:
 
 
 def ranked(count: int = 10_000) -> tuple[int, float]:
-    """Layouts of a 70B model that are checked for memory and timed, and the seconds that this takes."""
+    """Check the memory of many layouts of a 70B model and predict their times; returns their number and the seconds."""
     training = Training(gbs=1024, mbs=1, seq_length=8192, precision="bf16_mixed")
     facts = Facts(Layout(), MODELS["llama3_70b"], training, cluster=Cluster("cuda", 64, 8, "h100-80g"))
     every = list(islice(cycle(list(adviser.candidates(facts))), count))
@@ -404,7 +409,7 @@ def ranked(count: int = 10_000) -> tuple[int, float]:
 
 
 def checked() -> dict[str, Calibration]:
-    """The shipped calibrations, by GPU, with their errors."""
+    """The shipped calibrations with their errors, by GPU."""
     found = defaultdict(list)
     for one in (*rows(), *host_bound()):
         if one.held_back and one.seconds:

@@ -104,7 +104,7 @@ def measure(runs: int, folder: Path) -> tuple[float, float, float]:
 
 
 def cpu_seconds() -> float:
-    """Of all processes that have ended: what a machine that others use too would take alone."""
+    """CPU seconds of all ended child processes, which are comparable even on a shared machine."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 

@@ -45,7 +45,7 @@ KERNELS = [
 ]
 COLLECTIVE, OPTIMIZER = 4, 5
 PER_STEP = 20_000
-BYTES_PER_KERNEL = 93  # of the export, with its call and its share of ranges: measured
+BYTES_PER_KERNEL = 93  # measured: of the export, with the kernel's call and its share of ranges
 HTA = """
 import json, sys, time
 from hta.trace_analysis import TraceAnalysis
@@ -60,7 +60,7 @@ print("RESULT", json.dumps({"compute": float(times["compute_time(us)"]), "idle":
 
 
 def make_export(path: Path, gigabytes: float) -> int:
-    """An export with about as many bytes; returns its kernels."""
+    """Write an export of about the given size; returns its number of kernels."""
     kernels = int(gigabytes * 1e9 / BYTES_PER_KERNEL)
     connection = sqlite3.connect(path)
     connection.executescript("PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF;" + SCHEMA.read_text())
@@ -109,7 +109,7 @@ def _flush(connection: sqlite3.Connection, marks: str, kernels: list, calls: lis
 
 
 def measured(command: list[str]) -> tuple[float, float, float, str]:
-    """Seconds, of which of a core, gigabytes of memory at most, and what was printed."""
+    """Wall seconds, CPU seconds, peak memory (GB) and output of a command."""
     before, used = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     output, errors = process.communicate()
@@ -123,7 +123,7 @@ def measured(command: list[str]) -> tuple[float, float, float, str]:
 
 def sizes(gigabytes: list[float]) -> None:
     print(f"{'GB':>6}  {'kernels':>12}  {'seconds':>8}  {'CPU s':>7}  {'CPU s/GB':>8}  {'peak memory':>11}")
-    for size in sorted(gigabytes):  # the largest peak of all children is kept: upwards it is that of the last one
+    for size in sorted(gigabytes):  # in ascending order, as only the largest peak of all children is kept
         folder = Path(tempfile.mkdtemp())
         try:
             path = folder / "rank-0.sqlite"
@@ -139,7 +139,7 @@ def sizes(gigabytes: list[float]) -> None:
 
 
 def ours(path: Path) -> dict[str, float]:
-    """Our unions over the whole of a capture, in microseconds, as the other tools take them."""
+    """Our results for a whole capture, in microseconds, in the same terms as the other tools."""
     before = time.perf_counter()
     found, findings = read.read(path)
     if not found:
@@ -167,10 +167,10 @@ def kineto(paths: list[Path], python: str) -> None:
 
 
 def nsys(paths: list[Path], program: str) -> None:
-    """nsys-ai gives compute without communication over it; ours is made the same for the comparison."""
+    """Compare with nsys-ai. It reports compute without overlapped communication, so ours is computed likewise."""
     print(f"{'capture':<24} {'tool':<8} {'wall ms':>9} {'compute':>9} {'only comm':>9} {'both':>9} {'idle':>9}")
     for path in paths:
-        copy = Path(tempfile.mkdtemp()) / path.name  # it writes beside what it reads
+        copy = Path(tempfile.mkdtemp()) / path.name  # a copy, because nsys-ai writes next to its input
         shutil.copy(path, copy)
         try:
             own = ours(path)

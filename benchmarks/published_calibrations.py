@@ -21,7 +21,7 @@ KERNELS = Path(__file__).parent / "measured" / "simumax-kernels.csv"
 
 
 def kernels(gpu: str, kind: str) -> Law:
-    """From SimuMax's table of single kernels; the points stay in the table."""
+    """A law fitted to SimuMax's table of single kernels. The points stay in the table."""
     with KERNELS.open(newline="") as file:
         points = [
             Point(
@@ -35,7 +35,7 @@ def kernels(gpu: str, kind: str) -> Law:
 
 
 def b200() -> Calibration:
-    """`latency` of SimuMax's collectives: its fixed part and seven of its part for each other rank."""
+    """The B200. A collective's `latency` is SimuMax's fixed part plus seven times its part for each other rank."""
     bus = 900e9
     node = Link(
         ranks=8,
@@ -65,8 +65,11 @@ def b200() -> Calibration:
 
 
 def a100() -> Calibration:
-    """Five numbers were fitted to the rows that benchmarks/measured/README.md allows: how much faster matrix products
-    are than on SimuMax's A100, a PCIe card; the host's layer, the memory, the network, the latency of collectives."""
+    """The A100. Five numbers were fitted to the rows that benchmarks/measured/README.md allows.
+
+    These are the speedup of matrix products over SimuMax's A100, a PCIe card; the host's time per layer; the memory;
+    the network; and the latency of collectives.
+    """
     faster, host, memory, network, latency = 1.08, 3.23e-3, 1.875e12, 17.5e9, 190e-6
     products = kernels("a100", "products")
     products = replace(products, rate=products.rate * faster, moved=(products.moved or 0.0) * faster)
@@ -98,7 +101,7 @@ def a100() -> Calibration:
 
 
 def h100() -> Calibration:
-    """The H200 has the same processors and links; its memory moves 4.8 TB/s, the H100's 3.35."""
+    """The H100, derived from the H200: same processors and links, but a memory of 3.35 TB/s instead of 4.8."""
     measured = records.read(Calibration, calibration.SHIPPED / "h200.json")
     share = 3.35 / 4.8
 
@@ -123,7 +126,7 @@ def h100() -> Calibration:
 
 
 def _network(rate: float) -> Link:
-    """Of so many bytes per second that each GPU's adapter has."""
+    """The network link, given the bytes per second of each GPU's adapter."""
     law, pairs = Law(rate=0.8 * rate, latency=20e-6), Law(rate=0.5 * rate, latency=30e-6)
     return Link(ranks=2, all_reduce=law, all_gather=law, reduce_scatter=law, all_to_all=pairs, send=law)
 

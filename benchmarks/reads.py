@@ -34,7 +34,7 @@ EXPERTS = ((2048, 1024),) * 64 + ((2048, 2048), (2048,))
 
 
 def exact_sum(tensor: torch.Tensor) -> int:
-    """Of the numbers' bits by their places, modulo 2^64: the same in any order of summation."""
+    """A checksum of the bits weighted by position, modulo 2^64, which doesn't depend on the order of summation."""
     bits = tensor.view(torch.int32).flatten()
     return (bits * torch.arange(1, len(bits) + 1, device=tensor.device)).sum().item()
 
@@ -70,7 +70,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="of the checkpoint, for the time of the call; default: /tmp")
     asked = parser.parse_args()
     device = torch.device(asked.device)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was written is removed
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # exit normally, so that written files are removed
     with tempfile.TemporaryDirectory(prefix="megaboa-", dir=asked.folder) as folder:
         shapes = sizes(int(asked.gib * GIB), EXPERTS if asked.experts else LLAMA)
         saved = {f"layer.{n}": torch.randn(shape, device=device).cpu() for n, shape in enumerate(shapes)}

@@ -34,16 +34,16 @@ MINUTE, HOUR, DAY = 60.0, 3600.0, 86_400.0
 @dataclass(frozen=True)
 class Timings:
     step: float
-    save: float  # how long a save blocks training
-    write: float  # from its beginning until the checkpoint is complete
-    start_up: float  # from the allocation until the checkpoint is loaded
+    save: float  # seconds that a save blocks training
+    write: float  # seconds from a save's begin to the complete checkpoint
+    start_up: float  # seconds from the allocation to the loading of the checkpoint
     load: float
 
 
 # step: a 120B model on 64 H100, docs.nvidia.com/nemo/automodel/performance/performance-summary.
-# save and write: a 7B model, 148.8 s at once, 6.3 s in the background, pytorch.org/blog/reducing-checkpointing-times;
-# that a save in the background takes as long as one at once is assumed.
-# start_up and load: assumed; image, imports, communicators and first step are minutes rather than seconds.
+# save and write: a 7B model, 148.8 s if blocking, 6.3 s in the background,
+# pytorch.org/blog/reducing-checkpointing-times; a save in the background is assumed to take as long.
+# start_up and load: assumed; image, imports, communicators and first step take minutes rather than seconds.
 EXAMPLES = {
     "saves that block": Timings(step=7.3, save=148.8, write=148.8, start_up=300, load=60),
     "saves in the background": Timings(step=7.3, save=6.3, write=148.8, start_up=300, load=60),
@@ -52,7 +52,7 @@ EXAMPLES = {
 
 @dataclass(frozen=True)
 class Failures:
-    """Per node and day: those that take the node away, and those that only end the processes."""
+    """Failures per node and day: those that take the node down, and those that only end processes."""
 
     node: float
     process: float
@@ -62,10 +62,10 @@ class Failures:
         return self.node + self.process
 
 
-# arXiv 2407.21783: 419 unexpected interruptions in 54 days on 16,384 GPUs, about 78% of them hardware's.
+# arXiv 2407.21783: 419 unexpected interruptions in 54 days on 16,384 GPUs, about 78% of them due to hardware.
 _LLAMA = 419 / (54 * 16_384 / 8)
 HARDWARE = 0.78
-# arXiv 2410.21680: 6.50 failures of nodes per 1,000 node-days on RSC-1; the others in Llama 3's proportion.
+# arXiv 2410.21680: 6.50 node failures per 1,000 node-days on RSC-1; others in the proportion of Llama 3.
 _RSC = 0.0065
 RATES = {
     "RSC-1": Failures(node=_RSC, process=_RSC * (1 - HARDWARE) / HARDWARE),
@@ -73,7 +73,7 @@ RATES = {
 }
 
 NODES = 1000
-RUNS = {1: 152, 2: 20, 8: 12, 16: 8, 32: 4, 64: 3, 256: 1}  # nodes of a run: runs; 992 nodes, the other 8 are spare
+RUNS = {1: 152, 2: 20, 8: 12, 16: 8, 32: 4, 64: 3, 256: 1}  # runs by their nodes: 992 nodes, the other 8 are spare
 SIZES = [nodes for nodes, runs in RUNS.items() for _ in range(runs)]
 DAYS = 30
 REPEATS = 10
@@ -83,7 +83,7 @@ NODE_NOTICED = 300.0
 PROCESS_NOTICED = 10.0
 REQUEUE = 120.0
 LIMIT = 2 * DAY
-# Assumed: how long a node is away, and how soon a person sees that a run has ended and submits it again.
+# Assumed: a node's downtime, and the time until a person notices the end of a run and submits it again.
 REPAIR = DAY
 REACTION_BY_DAY = HOUR / 2
 REACTION_AT_NIGHT = 4 * HOUR
@@ -122,14 +122,14 @@ class Run:
     turn: int = 0  # events for an earlier turn are void
     reaction: float = 0.0
     queued_at: float = 0.0
-    kept: float = 0.0  # seconds of steps that stay
-    lost: float = 0.0  # seconds of steps that were done again
+    kept: float = 0.0  # seconds of steps that count
+    lost: float = 0.0  # seconds of steps that were repeated
     saving: float = 0.0
-    waiting: float = 0.0  # until enough nodes were free
+    waiting: float = 0.0  # seconds until enough nodes were free
 
 
 class Cluster:
-    """The nodes, the queue and the runs on them, from one event to the next."""
+    """The nodes, the queue and the runs, simulated from event to event."""
 
     def __init__(self, setting: Setting, failures: list[Failure], intervals: dict[int, float], requeues: bool) -> None:
         self.timings, self.requeues = setting.timings, requeues
@@ -173,7 +173,7 @@ class Cluster:
         self.schedule()
 
     def schedule(self) -> None:
-        """Larger runs first, as SLURM's priority has it; smaller ones where those don't fit."""
+        """Start queued runs: larger ones first, as by SLURM's priority, then smaller ones that still fit."""
         for run in sorted(self.queue, key=lambda run: -run.nodes):
             if run.nodes <= len(self.free):
                 self.queue.remove(run)
@@ -190,7 +190,7 @@ class Cluster:
         run.training_from = self.now + self.timings.start_up + (self.timings.load if run.kept else 0)
 
     def end_of_link(self, run: Run) -> None:
-        """The time limit, announced early enough for a last save."""
+        """The time limit, announced early enough for a final save."""
         if run.state == "failed":
             self.give_back(run)
             return
@@ -233,7 +233,7 @@ class Cluster:
         self.schedule()
 
     def restart(self, run: Run) -> None:
-        """In the same allocation, unless one of its nodes has failed as well."""
+        """Restart in the same allocation, unless one of its nodes has failed as well."""
         if not any(self.down[node] for node in run.held):
             self.start(run)
 
@@ -246,7 +246,7 @@ class Cluster:
         return run.reaction * (REACTION_BY_DAY if by_day else REACTION_AT_NIGHT)
 
     def stop(self, run: Run, in_time: bool) -> None:
-        """Book what a run has done since it started; all of it stays if the end was known in time for a save."""
+        """Account for a run's time since its start. If its end was known in time for a save, all steps count."""
         seconds = max(0.0, self.now - run.training_from - (self.timings.write if in_time else 0))
         cycle = run.interval + self.timings.save
         cycles, rest = divmod(seconds, cycle)
@@ -259,7 +259,7 @@ class Cluster:
 
 
 def shares(runs: list[Run]) -> dict[int, np.ndarray]:
-    """By size, and for all under 0: the shares of time for steps that stay, steps lost, saves, waiting for nodes."""
+    """Shares of time in steps that count, lost steps, saves and waiting for nodes; by size, with 0 for all."""
     booked = np.array([[run.kept, run.lost, run.saving, run.waiting] for run in runs]) / (DAYS * DAY)
     sizes = np.array(SIZES)
     result = {size: booked[sizes == size].mean(axis=0) for size in RUNS}
@@ -267,7 +267,7 @@ def shares(runs: list[Run]) -> dict[int, np.ndarray]:
 
 
 class Setting:
-    """One set of timings under one set of failures."""
+    """A set of timings combined with a set of failures."""
 
     def __init__(self, timings: Timings, rates: Failures, nodes: int, seed: int) -> None:
         self.timings, self.rates, self.nodes = timings, rates, nodes
@@ -280,14 +280,14 @@ class Setting:
         return {size: np.array([repeat[size] for repeat in repeats]) for size in repeats[0]}
 
     def recommended(self) -> dict[int, float]:
-        """In whole steps, and never so short that one save would still be written when the next is due."""
+        """The best save intervals in whole steps, long enough for a save to be written before the next begins."""
         save, write, step = self.timings.save, self.timings.write, self.timings.step
         mtbf = {size: mean_time_between_failures(size, self.rates.both) for size in RUNS}
         seconds = {size: max(best_interval(save, mtbf[size]), write - save) for size in RUNS}
         return {size: step * interval_in_steps(wanted, step, sys.maxsize) for size, wanted in seconds.items()}
 
     def formula(self, size: int, interval: float) -> float:
-        """`effective_time`, and what a link of the chain spends on its end; it knows no queue."""
+        """`effective_time` with the cost of a link's end; queueing isn't included."""
         timings, rates = self.timings, self.rates
         again = timings.start_up + timings.load
         restart = (rates.node * (NODE_NOTICED + REQUEUE) + rates.process * PROCESS_NOTICED) / rates.both + again
@@ -297,7 +297,7 @@ class Setting:
         return effective_time(interval, timings.save, restart + late, mtbf) * (1 - ends)
 
     def between_limits(self, size: int) -> float:
-        """Mean time between two ends at the limit; a node's failure starts a new link."""
+        """Mean time between two ends at the time limit. A node's failure starts a new link."""
         mtbf = mean_time_between_failures(size, self.rates.node)
         return mtbf * math.expm1(LIMIT / mtbf)
 

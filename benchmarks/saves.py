@@ -32,13 +32,13 @@ from megaboa.paths import RunFolder
 from megaboa.plan import make_plan
 from megaboa.run.checkpoints import completed_at, sizes
 
-WARMUP = 5  # steps of an attempt that don't count
+WARMUP = 5  # steps of an attempt that are excluded
 PATIENCE = 900.0
 GIB = 2**30
 
 
 class Saved:
-    """The run, on its way."""
+    """A run that is being trained by the workflow."""
 
     def __init__(self, config: list[Path], run: str, folder: RunFolder) -> None:
         self.folder = folder
@@ -55,11 +55,11 @@ class Saved:
         return read_jsonl(path) if path.exists() else []
 
     def steps(self, attempt: int) -> dict[int, float]:
-        """When each was done."""
+        """The time at which each step was done."""
         return {event["step"]: event["time"] for event in self.events(attempt) if event["event"] == "step"}
 
     def phases(self, attempt: int, since: float) -> str:
-        """Until its first step. What stood by had imported before."""
+        """Seconds of each phase until the first step. A standby process had imported before `since`."""
         first = {event.get("phase", event["event"]): event["time"] - since for event in reversed(self.events(attempt))}
         return ", ".join(f"{name} {at:.1f} s" for name, at in sorted(first.items(), key=lambda one: one[1]) if at >= 0)
 
@@ -72,7 +72,7 @@ class Saved:
         return found
 
     def kill_a_rank(self) -> float:
-        """The last one; returns when."""
+        """Kill the last rank; returns the time."""
         named = f"--run={self.folder.path}"
         found = []
         for place in Path("/proc").glob("[0-9]*"):
@@ -82,9 +82,9 @@ class Saved:
                     "/proc", (place / "stat").read_text().rsplit(")", 1)[1].split()[1], "cmdline"
                 ).read_text()
                 if "train_rank.py" in words and named in words and ("zygote" in starter or "megaboa" in starter):
-                    log = (place / "fd" / "1").readlink().stem  # rank-K
+                    log = (place / "fd" / "1").readlink().stem  # the name is rank-K
                     found.append((int(log.removeprefix("rank-")), int(place.name)))
-            except (OSError, ValueError):  # it has ended, is somebody else's, or no rank
+            except (OSError, ValueError):  # an ended process, another user's, or no rank
                 continue
         if not found:
             raise SystemExit("no rank is left to kill")
@@ -93,7 +93,7 @@ class Saved:
         return hit
 
     def end(self) -> None:
-        """As Ctrl-C does: ranks save and end."""
+        """Interrupt the run as by Ctrl-C: ranks save and end."""
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGINT)
             self.process.wait()
@@ -109,7 +109,7 @@ def main() -> None:
     asked = parser.parse_args()
     changes = {"checkpoint": {"save_interval": asked.save_at, "keep_last": 1}, "training": {"train_iters": 10_000}}
     given = [path.resolve() for path in asked.files]
-    os.chdir(ROOT)  # where results and the store are
+    os.chdir(ROOT)  # the folder of results and the store
     with tempfile.TemporaryDirectory(prefix="megaboa-") as folder:
         changed = Path(folder, "saves.yaml")
         changed.write_text(yaml.safe_dump({"experiment": f"{load(given).experiment.experiment}-saves", **changes}))
@@ -134,7 +134,7 @@ def measured(saved: Saved, save_at: int, saves: int, interval: int) -> Iterator[
         saved.wait(lambda complete=complete: max(saved.steps(1).values()) > complete, "a step after the save")
         done = saved.steps(1)
         took = {later: done[later] - done[later - 1] for later in done if later - 1 in done}
-        # All saves are compared with the steps before the first one.
+        # all saves are compared with the steps before the first one
         usual = usual or statistics.median(seconds for later, seconds in took.items() if WARMUP < later <= step)
         during = [seconds for later, seconds in took.items() if later > step and done[later - 1] <= complete]
         stall = sum(during) - len(during) * usual

@@ -86,7 +86,7 @@ def snakemake(*targets: str) -> None:
 
 
 def step_time(folder: RunFolder) -> float:
-    """Milliseconds."""
+    """Median step time in milliseconds."""
     (log,) = (folder.store / "attempts").glob("*/steps.jsonl")
     steps = [event for event in files.read_jsonl(log) if event["event"] == "step" and event["step"] > SKIPPED]
     return 1e3 * statistics.median(step["seconds"] for step in steps)

@@ -33,7 +33,7 @@ from megaboa.scheduler.local import FORKED
 
 Parts = dict[str, float]
 WAYS = {"each imports": "0", "forked, cold": "1", "forked, warm": "1"}
-IDLE_SECONDS = 35  # after which a process ends that nobody has needed
+IDLE_SECONDS = 35  # longer than an unused standby process lives
 CALLS = "%file,%process,read,pread64,getdents64"
 CALL = re.compile(r"(\w+)\(.* = (-?\d+)[^=]*$")
 STARTS = {"clone", "clone3", "fork", "vfork"}
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def of_results(results: Path) -> Iterator[tuple[str, Parts]]:
-    """Every attempt of an experiment's runs that came to a step."""
+    """The parts of every attempt of an experiment that completed a step."""
     for ledger in sorted(results.glob("runs/*/attempts.jsonl")):
         store = RunStore(ledger.resolve().parent)
         events = read_events(store)
@@ -68,7 +68,7 @@ def of_results(results: Path) -> Iterator[tuple[str, Parts]]:
 
 
 def compared(file: str, run: str, repeat: int, steps: int) -> list[tuple[str, Parts]]:
-    """The median of each part, for every way."""
+    """The median of each part, for every way of starting."""
     found: dict[str, list[Parts]] = {way: [] for way in WAYS}
     stamp = int(time.time())
     for number in range(repeat):
@@ -77,7 +77,7 @@ def compared(file: str, run: str, repeat: int, steps: int) -> list[tuple[str, Pa
             snakemake(file, experiment, steps, "import", "data", "preflight")
             if way != "forked, warm":
                 time.sleep(IDLE_SECONDS)
-            else:  # what was forked from for the run before is there, or is made now
+            else:  # reuses the process of the run before, or makes it now
                 warmer = f"{experiment}-before"
                 snakemake(file, warmer, steps, "import", "data", "preflight")
                 snakemake(file, warmer, steps, f"results/{warmer}/runs/{run}/train.json", fork=fork)
@@ -108,7 +108,7 @@ def table(attempts: list[tuple[str, Parts]]) -> str:
 def snakemake(
     file: str, experiment: str, steps: int, *targets: str, fork: str = "0", more: dict[str, str] | None = None
 ) -> None:
-    own = Path("results", experiment, "startup.json")  # JSON is YAML
+    own = Path("results", experiment, "startup.json")  # JSON is valid YAML
     own.parent.mkdir(parents=True, exist_ok=True)
     own.write_text(json.dumps({"experiment": experiment, "training": {"train_iters": steps}, **(more or {})}))
     command = [
@@ -128,7 +128,7 @@ def snakemake(
 
 
 def files_table(file: str, run: str, steps: int) -> str:
-    """What all ranks of the run ask, together: alone, and forked (apart from the process that they are forked from)."""
+    """File system calls of all ranks of a run: with separate imports, and forked (without the parent process)."""
     rows: dict[str, Counter[str]] = {}
     for way, fork in (("each imports", "0"), ("forked", "1")):
         experiment = f"startup-files-{int(time.time())}"
@@ -142,7 +142,7 @@ def files_table(file: str, run: str, steps: int) -> str:
         python.chmod(0o755)
         train = f"results/{experiment}/runs/{run}/train.json"
         snakemake(file, experiment, steps, train, fork=fork, more={"launch": {"python": str(python)}})
-        time.sleep(IDLE_SECONDS if fork == "1" else 0)  # the last process writes its calls when it ends
+        time.sleep(IDLE_SECONDS if fork == "1" else 0)  # the parent process writes its calls when it ends
         calls = {int(path.suffix[1:]): traced(path) for path in folder.glob("pid.*")}
         keepers = {pid for pid, one in calls.items() if "megaboa.bridge.zygote" in one.words}
         ranks = {pid for pid, one in calls.items() if "train_rank.py" in one.words and "--warm" not in one.words}
@@ -164,7 +164,7 @@ class Traced:
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
-        self.started: dict[int, bool] = {}  # by number: whether it is a thread
+        self.started: dict[int, bool] = {}  # by process id: whether it is a thread
         self.words = ""
 
 
@@ -185,7 +185,7 @@ def traced(path: Path) -> Traced:
 
 
 def total(calls: dict[int, Traced], roots: set[int], without: set[int]) -> Counter[str]:
-    """Of these processes with all that they have started."""
+    """The calls of these processes and of all that they have started."""
     counts: Counter[str] = Counter()
     waiting, seen = list(roots), set(without)
     while waiting:

@@ -65,7 +65,7 @@ def count(root: Path) -> dict[str, int]:
             if target is None or target.room == module.room:
                 continue
             rooms[module.room].add(target.room)
-            # A module that is imported whole is taken to be used whole.
+            # a module that is imported as a whole counts as used completely
             used = target.loose if target.name == f"{source}.{name}" else target.loose & {name}
             crossing |= {(target.name, one) for one in used}
     scripts = list((root / LIBRARY).parent.glob("*.py"))

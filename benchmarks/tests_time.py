@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-LEFT_SECONDS = 60.0  # for what a file leaves: the process that ranks are forked from waits half as long for more
+LEFT_SECONDS = 60.0  # wait for leftovers: the parent process of forked ranks idles half as long
 _PR_SET_CHILD_SUBREAPER = 36
 
 

@@ -133,7 +133,7 @@ def run_ours(folder: Path, corpus: Path, tokens: Path, text: int, shards: int) -
     config.write_text(EXPERIMENT.format(folder=folder, corpus=corpus, tokenizer=tokens, shards=shards))
     for part in ("Snakefile", "workflow", "profiles", "config", "envs"):
         (folder / part).symlink_to(ROOT / part)
-    # The corpus without its verification, which the peers don't have.
+    # a corpus without verification, which the other tools don't have
     manifest = "results/bench/data/bench.json"
     command = [Path(sys.executable).with_name("snakemake"), "--profile", ROOT / "profiles/local", manifest]
     seconds, peak = run([*command, "--configfile", config], folder)
@@ -148,7 +148,7 @@ def files() -> Iterator[Path]:
 
 
 def write_corpus(target: Path, size: int) -> int:
-    """Every file once, in random order, again and again, up to the size; return the bytes of text."""
+    """Write all files in random order, repeatedly, until the size is reached; returns the bytes of text."""
     lines = []
     for path in files():
         try:
@@ -201,7 +201,7 @@ def run(command: list[object], folder: Path, **environment: object) -> tuple[flo
 
 
 class Watcher(threading.Thread):
-    """Looks at the memory of a process and its children a few times a second."""
+    """Samples the memory of a process and its children four times a second."""
 
     def __init__(self, pid: int) -> None:
         super().__init__(daemon=True)
@@ -225,7 +225,7 @@ class Watcher(threading.Thread):
 
 
 def equal(made: Path, reference: Path) -> str:
-    """Whether the token files are the same, or the one the beginning of the other."""
+    """Whether the token files are identical, or one is the beginning of the other."""
     ours, theirs = Path(f"{reference}.bin"), Path(f"{made}.bin")
     if not theirs.exists() or not theirs.stat().st_size:
         return "nothing written"

@@ -40,7 +40,7 @@ PROFILED = (16, 18)
 LINE = re.compile(
     r"iteration +(\d+)/.*elapsed time per iteration \(ms\): ([\d.]+)(?:.*throughput per GPU \(TFLOP/s/GPU\): ([\d.]+))?"
 )
-CLASSES = {  # of kernels, by the first pattern that their name holds
+CLASSES = {  # classes of kernels, by the first pattern in the name
     "communication": "nccl",
     "attention": "fmha|flash|sdpa|_attn|attention",
     "matrix products": "gemm|nvjet|cutlass|xmma|wgmma|cublas|splitk",
@@ -75,7 +75,7 @@ def main() -> None:
 
 
 class Schedule:
-    """Starts variants in order, each as soon as there are GPUs for it."""
+    """Starts variants in order, each as soon as enough GPUs are free."""
 
     def __init__(self, wanted: list[dict[str, Any]], arguments: argparse.Namespace):
         self.waiting, self.arguments = list(wanted), arguments
@@ -83,7 +83,7 @@ class Schedule:
         self.running: list[tuple[dict[str, Any], list[int], list[subprocess.Popen], float]] = []
         self.ready: list[subprocess.Popen] = []
         self.began = time.time()
-        self.port = FIRST_PORT  # one for each variant: a free one that is let go again may be taken by a neighbour
+        self.port = FIRST_PORT  # one per variant, as another process may take a port that is released
 
     def run(self) -> None:
         while self.waiting or self.running:
@@ -141,7 +141,7 @@ class Schedule:
 
 
 def be_a_rank(run: Path) -> None:
-    """Import everything, then wait to be told what to do."""
+    """Import everything, then wait for a job."""
     die_with_parent()
     process.prepare(RunFolder(run).run.device, 4)
     from megatron.bridge.training import gpt_step, initialize, pretrain  # noqa: F401
@@ -157,7 +157,7 @@ def be_a_rank(run: Path) -> None:
     except BaseException:
         traceback.print_exc()
         sys.stderr.flush()
-        os._exit(1)  # what a failed run leaves behind may wait for ever
+        os._exit(1)  # leftovers of a failed run may wait forever
 
 
 def environment(variant: dict[str, Any], rank: int, gpus: list[int], port: int) -> None:
@@ -266,7 +266,7 @@ def report(wanted: list[dict[str, Any]], out: Path) -> None:
 
 
 def kernels(trace: Path) -> str:
-    """Milliseconds a step on the GPU, by class and by kernel."""
+    """Milliseconds per step on the GPU, by class and by kernel."""
     with gzip.open(trace, "rt") as stream:
         events = json.load(stream)["traceEvents"]
     on_gpu = [e for e in events if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]

@@ -57,7 +57,7 @@ FAULTS = {
     "ASYNC_EXC": raise_in_main_thread,
     "SIGNAL_EXC": lambda: os.kill(os.getpid(), signal.SIGRTMIN),
     "OS_ABORT": os.abort,
-    "LOCK_GIL": lambda: ctypes.PyDLL(None).pause(),  # a PyDLL keeps the lock
+    "LOCK_GIL": lambda: ctypes.PyDLL(None).pause(),  # a PyDLL doesn't release the GIL
     "SEGFAULT": lambda: ctypes.string_at(0),
     "SIGINT": lambda: os.kill(os.getpid(), signal.SIGINT),
     "SIGKILL": lambda: os.kill(os.getpid(), signal.SIGKILL),

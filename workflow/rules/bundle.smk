@@ -28,7 +28,7 @@ rule pack_bundle:
         store=PLAN.experiment.store,
         config=[os.path.relpath(path) for path in CONFIG_FILES],
         command_line=json.dumps(nested(command_line(GIVEN), LOADED.raw)),
-        code=lambda wildcards: code_state(),  # other code is another bundle
+        code=lambda wildcards: code_state(),  # a change of the code makes the bundle again
     shell:
         "python {params.scripts:q}/megaboa bundle --settings {input.settings} --store {params.store:q}"
         " --config-file {params.config:q} --command-line {params.command_line:q} --out {output} 2>&1 | tee {log}"

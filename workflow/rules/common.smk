@@ -13,7 +13,7 @@ from megaboa.plan.resources import JobResources
 from megaboa.plan.shared import Shared
 from megaboa.run import submitted
 
-SUBMITS = workflow.exec_mode == ExecMode.DEFAULT  # else this is Snakemake in a job
+SUBMITS = workflow.exec_mode == ExecMode.DEFAULT  # otherwise Snakemake runs in a job
 calls.prepare_process(workflow.output_settings.dryrun)
 if SUBMITS:
     calls.use_this_machine(workflow.resource_settings, workflow.global_resources)
@@ -32,7 +32,7 @@ try:
     ):
         CONFIG_FILES, LOADED = calls.own_experiment(workflow, LOADED, target)
         COMMAND, GIVEN = f"{COMMAND} {target}", {}
-    # A job of a run needs that one's plan only.
+    # A job of a run only needs the plan of that run.
     PLAN = make_plan(LOADED, only=() if SUBMITS else calls.runs_of_job(sys.argv))
     RESTARTED = restarts.check(PLAN, "results", RESTART) if SUBMITS else []
 except (ConfigError, InputError, restarts.UnfinishedWorkError) as error:
@@ -42,7 +42,7 @@ SHARED = Shared(PLAN, profile=PROFILE)
 RESULTS = str(SHARED.folder)
 RUNS = SHARED.runs
 REPORT = calls.report_command(SCRIPTS, CAPTIONS, RESULTS, CONFIG_FILES, COMMAND)
-PREVIEW = {}  # of a dry run: the files that a call would change, and where they are now
+PREVIEW = {}  # in a dry run: the files that a call would change, and where they are now
 
 if SUBMITS:  # jobs read these files and never write them
     LOOKS = calls.looks_only(workflow.output_settings.dryrun, sys.argv)
@@ -60,7 +60,7 @@ if SUBMITS:  # jobs read these files and never write them
         calls.end_with_one_screen(workflow, PLAN, SHARED.on_cluster, quiet)
     else:
         calls.introduce(PLAN, SHARED.on_cluster)
-elif not IS_MODULE:  # whose jobs have the variable from the call
+elif not IS_MODULE:  # jobs of a module inherit the variable from the call
     submitted.submit_from(CONFIG_FILES[0])
 
 ASKED = JobResources(SHARED, SUBMITS)

@@ -63,7 +63,7 @@ rule prove_export:
         " {params.image} --out {output} 2>&1 | tee {log}"
 
 
-# The checkpoints that a run has kept, one after the other: those that `megaboa export-along` has made while it trained are there.
+# Exports the kept checkpoints of a run one by one. `megaboa export-along` may have made some of them during training.
 rule export_along:
     input:
         train="<experiment>/runs/{run}/train.json",

@@ -1,6 +1,6 @@
 rule report:
     input:
-        # What the report shows of it is identity, or in its settings; wall times and sizes of jobs change nothing there.
+        # ancient: the report depends only on identities, and on its own settings, not on wall times and sizes of jobs.
         ancient("<experiment>/plan.tsv"),
         SHARED.reported,
         SHARED.analyses,

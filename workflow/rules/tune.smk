@@ -1,5 +1,5 @@
-# `snakemake tune` plans another experiment (plan/tuning.py): a run of the user's in every legal setting that fits. One job
-# tries them in turn, and resumes where an earlier call was cut off: the trials are in the store.
+# `snakemake tune` plans another experiment (plan/tuning.py): one of the user's runs in every legal setting that fits. One
+# job tries them in turn. It resumes an interrupted call, because the trials are in the store.
 rule tune:
     input:
         lambda wildcards: calls.tuned(SHARED),
@@ -26,7 +26,7 @@ rule try_settings:
         "python {params.scripts:q}/megaboa tune --spec {input.spec} --out {output} 2>&1 | tee {log}"
 
 
-# Measures what predictions of step times need, by the ranks of the run with most GPUs per node, where they are started.
+# Measures the inputs of step time predictions, with ranks started like those of the run with the most GPUs per node.
 rule calibrate:
     input:
         f"{RESULTS}/calibration.json",
@@ -46,6 +46,6 @@ rule measure_machine:
         **ASKED.calibration(RULE_NAME("measure_machine")),
     params:
         scripts=SCRIPTS,
-        run=f"{RESULTS}/runs/{ASKED.calibrated}/run.json",  # no input: other steps or losses measure nothing else
+        run=f"{RESULTS}/runs/{ASKED.calibrated}/run.json",  # no input: changed steps or losses need no new measurement
     shell:
         "python {params.scripts:q}/megaboa calibrate --run {params.run:q} --out {output} 2>&1 | tee {log}"

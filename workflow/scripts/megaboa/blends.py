@@ -1,22 +1,22 @@
-"""Which corpora a run reads, and what of them: a reading of its data section. Standard library only."""
+"""Corpora of a run's data section: blends, splits and validation sets. Standard library only."""
 
 from __future__ import annotations
 
 from megaboa.records import Tree
 
-SPLITS = ("train", "valid", "test")  # as Megatron calls and orders them
+SPLITS = ("train", "valid", "test")  # Megatron's names and order
 
 Blend = dict[str, float]
 
 
 def corpora(data: Tree) -> list[str]:
-    """Every corpus that the section names, once."""
+    """Every corpus that the data section names, without duplicates."""
     found = [*split_blends(data).values(), *validation_sets(data).values()]
     return list(dict.fromkeys(name for blend in found for name in blend))
 
 
 def split_blends(data: Tree) -> dict[str, Blend]:
-    """The blend that each split is drawn from; splits that share one blend share its documents out."""
+    """The blend of each split. Splits with the same blend divide its documents among them."""
     if data.get("blend"):
         return dict.fromkeys(SPLITS, data["blend"])
     given = data.get("blend_per_split") or {}
@@ -28,12 +28,12 @@ def validation_sets(data: Tree) -> dict[str, Blend]:
 
 
 def is_held_out(data: Tree, blend: Blend) -> bool:
-    """Whether a validation set is the share of `data.blend` that training leaves out, and not corpora of its own."""
+    """Whether a validation set is the share of `data.blend` that training holds out, not a corpus of its own."""
     return any(name in (data.get("blend") or {}) for name in blend)
 
 
 def set_problem(data: Tree, blend: Blend) -> str | None:
-    """Why a validation set would hold text that is trained on, or can't be had; None if all is well."""
+    """Why a validation set would contain training text or can't be built; None if neither."""
     trained = split_blends(data).get("train", {})
     shared = [name for name in blend if name in trained]
     if not shared:

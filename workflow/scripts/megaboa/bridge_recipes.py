@@ -1,8 +1,8 @@
-"""Megatron-Bridge's recipes by their names, which say what they are for: `llama3_8b_pretrain_8gpu_h100_bf16_config`.
+"""Megatron-Bridge's recipes and the purposes in their names: `llama3_8b_pretrain_8gpu_h100_bf16_config`.
 
-The plan and `megaboa recipes` read its sources and import nothing of it, which would take ten seconds. There are two
-kinds: recipes to train with (`megatron.bridge.recipes`), and performance recipes (`megatron.bridge.perf_recipes`), with
-which NVIDIA's published numbers were measured, each for one GPU, number of GPUs and precision.
+The plan and `megaboa recipes` parse Bridge's sources without importing them, which would take ten seconds. There are
+two kinds: training recipes (`megatron.bridge.recipes`), and performance recipes (`megatron.bridge.perf_recipes`), with
+which NVIDIA measured its published numbers, each for one GPU, number of GPUs and precision.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from megaboa import model_kinds
 
-PREFIX = "perf_recipes."  # says which, where both kinds have a recipe of one name
+PREFIX = "perf_recipes."  # disambiguates names that recipes of both kinds have
 MODULE = "megatron.bridge.perf_recipes"
 _KINDS = ("recipes", "perf_recipes")
 _NAME = re.compile(
@@ -24,7 +24,7 @@ _NAME = re.compile(
     r"(?:_(?P<variant>\w+))?_config$"
 )
 _FUNCTION = re.compile(r'^def (?P<name>[a-z]\w*_config)\([^)]*\)[^\n]*:\n    """(?P<text>[^\n"]*)', re.MULTILINE)
-PRECISIONS = {  # as `training.precision` has it, and in words
+PRECISIONS = {  # the value of `training.precision`, and the words for it
     "bf16": ("bf16_mixed", "BF16"),
     "fp8cs": ("bf16_with_fp8_current_scaling_mixed", "FP8 by tensors"),
     "fp8ds": ("bf16_with_fp8_delayed_scaling_mixed", "FP8, delayed scaling"),
@@ -32,12 +32,12 @@ PRECISIONS = {  # as `training.precision` has it, and in words
     "fp8mx": ("bf16_with_mxfp8_mixed", "MXFP8"),
     "nvfp4": ("bf16_with_nvfp4_mixed", "NVFP4"),
 }
-_RACKS = ("gb200", "gb300", "vr200", "r100")  # NVL72: four GPUs to a host; the others have eight
+_RACKS = ("gb200", "gb300", "vr200", "r100")  # NVL72 has four GPUs to a host, the others have eight
 
 
 @dataclass(frozen=True)
 class Purpose:
-    """What a recipe is for, by its name."""
+    """The purpose of a recipe, parsed from its name."""
 
     model: str
     task: str
@@ -53,7 +53,7 @@ class Purpose:
 
 @dataclass(frozen=True)
 class Found:
-    """A function of Bridge's sources; `module`: below `megatron.bridge.recipes` or `perf_recipes`."""
+    """A recipe function in Bridge's sources. `module`: below `megatron.bridge.recipes` or `perf_recipes`."""
 
     name: str
     module: str
@@ -65,13 +65,13 @@ class Found:
 
 
 def purpose(recipe: str) -> Purpose | None:
-    """None where a name says nothing of GPUs."""
+    """The purpose of a recipe; None if its name doesn't mention GPUs."""
     said = _NAME.match(recipe.removeprefix(PREFIX))
     return Purpose(**{**said.groupdict(), "gpus": int(said["gpus"])}) if said else None
 
 
 def performance(recipe: str) -> Found | None:
-    """The performance recipe that a name means. Without the prefix a recipe to train with comes first."""
+    """The performance recipe of a name. Without the prefix a training recipe of the same name wins."""
     name = recipe.removeprefix(PREFIX)
     if name == recipe and name in functions("recipes"):
         return None
@@ -83,24 +83,24 @@ def kind_of(found: Found) -> model_kinds.Kind:
 
 
 def name_of(found: Found, kind: str) -> str:
-    """What an experiment calls it."""
+    """The name of a recipe in an experiment."""
     return f"{PREFIX}{found.name}" if kind == "perf_recipes" and found.name in functions("recipes") else found.name
 
 
 def tuned_for(recipe: str | None) -> tuple[str, int] | None:
-    """The GPU and the number of GPUs for which a performance recipe is; None of any other."""
+    """The GPU and number of GPUs that a performance recipe is tuned for; None for any other recipe."""
     meant = purpose(recipe) if recipe and performance(recipe) else None
     return (meant.gpu, meant.gpus) if meant else None
 
 
 def precision_of(recipe: str | None) -> str | None:
-    """Of a performance recipe, as `training.precision` says it."""
+    """The precision of a performance recipe, as a value of `training.precision`."""
     meant = purpose(recipe) if recipe and performance(recipe) else None
     return PRECISIONS.get(meant.precision, (None,))[0] if meant else None
 
 
 def problem(recipe: str) -> str | None:
-    """Why a recipe's name can't be trained here; None where it can, or where only Bridge can say."""
+    """Why a recipe can't be trained here; None if it can, or if only Bridge can tell."""
     found = performance(recipe)
     if (one := found or functions("recipes").get(recipe)) and (why := model_kinds.refusal(kind_of(one))):
         return f"{one.name} ({one.family}): {why}"
@@ -118,7 +118,7 @@ def problem(recipe: str) -> str | None:
 
 @functools.cache
 def functions(kind: str) -> dict[str, Found]:
-    """Of one kind, in the Bridge that is installed here; none where there is none."""
+    """The recipes of one kind in the installed Bridge; empty without Bridge."""
     found = {}
     for path in sorted(folder.rglob("*.py")) if (folder := _folder(kind)) else []:
         module = ".".join(path.relative_to(folder).with_suffix("").parts)
@@ -130,6 +130,6 @@ def functions(kind: str) -> dict[str, Found]:
 def _folder(kind: str) -> Path | None:
     if kind not in _KINDS:
         raise ValueError(f"there are no {kind}: {' or '.join(_KINDS)}")
-    megatron = importlib.util.find_spec("megatron")  # a namespace: nothing is imported
+    megatron = importlib.util.find_spec("megatron")  # a namespace package, so find_spec imports nothing
     places = (Path(place, "bridge", kind) for place in (megatron.submodule_search_locations or () if megatron else ()))
     return next((place for place in places if place.is_dir()), None)

@@ -1,7 +1,7 @@
-"""Why an attempt ended: one table of the causes, with everything that depends only on the cause. Standard library only.
+"""Why attempts end: one table of causes, with everything that depends only on the cause. Standard library only.
 
-The supervisor finds a cause (`run/failures.py`) and what to do (`run/recovery.py`), the ledger's readers name it, and
-the doctor begins with it.
+The supervisor determines the cause (`run/failures.py`) and the response (`run/recovery.py`); readers of the ledger take
+its name from here, and it is the doctor's starting point.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-# resume: start the ranks again in this allocation. requeue: give the nodes back and wait for others.
+# resume: restart the ranks in this allocation. requeue: give up the nodes and wait for others.
 Action = Literal["stop", "resume", "requeue"]
 ACTIONS = get_args(Action)
 
-# How torch begins the lines of an exception once the ranks know each other.
+# The prefix that torch puts before lines of an exception once the ranks know each other.
 _BEGIN = r"^(?:\[rank\d+\]: ?)?[ \t]*"
 EXCEPTION = rf"{_BEGIN}(?:\w+\.)*\w*(?:Error|Exception|Refused\w*)(?::|$)"
-INTERRUPT = rf"{_BEGIN}KeyboardInterrupt"  # Ctrl-C's signal, by whomever it was sent
-# A kernel has reached where it must not.
+INTERRUPT = rf"{_BEGIN}KeyboardInterrupt"  # SIGINT, whoever sent it
+# A kernel's own fault, such as access to memory that isn't its own.
 KERNEL_FAULT = (
     r"(?:CUDA error|Cuda failure).*"
     r"(?:illegal memory access|illegal instruction|misaligned address|device-side assert|invalid program counter)"
@@ -26,25 +26,24 @@ KERNEL_FAULT = (
 
 @dataclass(frozen=True)
 class End:
-    """`noun`: its name for people. `action`: the default. `trouble`: the doctor's class, unless the logs say more.
-    `words`: log patterns.
-    """
+    """A cause of an attempt's end. `noun`: its name for people. `action`: the default response. `trouble`: the doctor's
+    class, unless logs are more specific. `words`: log patterns."""
 
     noun: str
     action: Action
     trouble: str
     words: tuple[str, ...] = ()
     free: bool = False  # not a failure: it doesn't use up the budget
-    repeatable: bool = False  # the same step failing twice for it is reproducible
+    repeatable: bool = False  # if the same step fails twice for this cause, the failure is reproducible
     node: bool = False  # the node is to blame
-    untrained: bool = False  # only before the first step: who trains has read its settings, and the checkpoint
-    second_hand: bool = False  # what a rank may say because of what happened to another one
-    mute: bool = False  # what is left to say of ranks that may not have been able to write why they failed
-    can_save: bool = True  # when ranks are ended for it
+    untrained: bool = False  # only before the first step: whoever trains has read its settings and checkpoint
+    second_hand: bool = False  # may be a consequence of another rank's failure
+    mute: bool = False  # the fallback for ranks that may have died before they could write the reason
+    can_save: bool = True  # whether ranks that are ended for this cause can save first
 
 
-# Those that logs tell come first, by rank: what is found further up explains what is found below it. When one rank runs
-# out of memory, its peers report lost connections; these are victims.
+# Causes found in logs come first, in order of rank: an earlier one explains a later one. For example, when one rank
+# runs out of memory, its peers are victims that report lost connections.
 CAUSES: dict[str, End] = {
     "out_of_memory": End(
         "lack of memory",
@@ -124,7 +123,7 @@ CAUSES: dict[str, End] = {
         untrained=True,
         can_save=False,
     ),
-    # a node died, or doesn't answer
+    # a node died, or doesn't respond
     "node_failure": End(
         "node failure",
         "requeue",
@@ -138,8 +137,8 @@ CAUSES: dict[str, End] = {
         free=True,
         node=True,
     ),
-    # anything else; what reports a kernel's fault is NCCL's watchdog, but no connection is to blame: the
-    # same step does the same again
+    # anything else. Kernel faults are here because NCCL's watchdog reports them, although no connection is to blame:
+    # the same step fails in the same way again
     "crash": End("crash", "resume", "unknown", (KERNEL_FAULT,), repeatable=True, mute=True),
     # connections, time-outs, file systems
     "transient": End(
@@ -169,7 +168,7 @@ CAUSES: dict[str, End] = {
         second_hand=True,
         mute=True,
     ),
-    # refused before the first step; the second are our own last words (errors.py)
+    # refused before the first step; the second pattern is our own error line (errors.py)
     "config": End(
         "refused configuration",
         "stop",
@@ -191,16 +190,16 @@ CAUSES: dict[str, End] = {
     "stopped": End("stop", "stop", "cancelled"),
     # a rank was killed by a signal, for an unknown reason
     "killed": End("killed rank", "resume", "unknown", repeatable=True, mute=True),
-    # ranks live, but no step is done
+    # ranks are alive, but complete no step
     "hang": End("hang", "resume", "hang", repeatable=True, can_save=False),
-    # NCCL took another network between the nodes than the one that was asked for
+    # between the nodes NCCL chose another network than the requested one
     "wrong_network": End("wrong network", "stop", "network", can_save=False),
     "loss_spike": End("loss spike", "resume", "divergence", can_save=False),
-    # a rank has calculated slower than the others for several saves; they are killed right after one
+    # a rank was slower than the others for several saves; ranks are killed right after a save
     "slow": End("slow node", "requeue", "node", free=True, node=True, can_save=False),
     # the same step failed twice
     "poisoned": End("poisoned step", "stop", "unknown"),
-    # the supervisor itself was killed, and nothing says why
+    # the supervisor itself was killed for an unknown reason
     "lost": End("loss of the supervisor", "resume", "lost", free=True),
 }
 Cause = Literal[tuple(CAUSES)]

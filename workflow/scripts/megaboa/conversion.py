@@ -1,4 +1,4 @@
-"""How a conversion divides a model among ranks. Standard library only, as plan, launcher and ranks share it."""
+"""The parallel layout of a conversion. Standard library only, because plan, launcher and ranks share it."""
 
 from __future__ import annotations
 
@@ -12,17 +12,20 @@ SIZES = tuple(axis.name for axis in AXES if axis.weights and axis.default)
 
 
 def layout(tp: int = 1, pp: int = 1, ep: int = 1) -> Layout:
-    """By so many ranks; those of one pipeline stage share both the dense tensors and the experts."""
+    """A layout of the given sizes.
+
+    In each pipeline stage the same ranks shard both the dense tensors and the experts.
+    """
     return Layout(pp * max(tp, ep), tp=tp, pp=pp, ep=ep)
 
 
 WHOLE = layout()
-# Weights of a model whose proof holds transformers' model whole, in fp32 (80 GB); a larger one is read layer by layer.
+# Up to so many parameters a proof loads transformers' whole model in fp32 (80 GB); a larger one is read layer by layer.
 HELD_WHOLE = 20_000_000_000
 
 
 def arguments(layout: Layout) -> list[str]:
-    """As the commands that convert take them."""
+    """The sizes of a layout as command line arguments of a conversion."""
     return [f"--{name}={layout.size(name)}" for name in SIZES]
 
 
@@ -40,5 +43,5 @@ def add_image(parser: argparse.ArgumentParser) -> None:
 
 
 def image_of(arguments: argparse.Namespace) -> dict[str, tuple[str, ...]]:
-    """For a conversion's manifest: it holds as long as it was made in the image that there is."""
+    """The image's marks for a conversion's manifest, which is valid as long as the image is the same."""
     return {"image": read(Image, arguments.image).marks} if arguments.image else {}

@@ -1,4 +1,4 @@
-"""Mistakes that a user can fix: commands show their one sentence and no traceback. Standard library only."""
+"""Errors that a user can fix: commands print their one sentence without a traceback. Standard library only."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def disk_full(where: object, remedy: str) -> Iterator[None]:
 
 
 def no_room(error: BaseException) -> int | None:
-    """The system's number for a lack of room, if that is what led to an exception: torch's own says nothing of it."""
+    """The errno of a full disk or quota, if that caused an exception; torch's own exceptions don't mention it."""
     return next((seen.errno for seen in led_to(error) if isinstance(seen, OSError) and seen.errno in FULL), None)
 
 
 def led_to(error: BaseException) -> Iterator[BaseException]:
-    """An exception, and those before it: a library may put what it was told into an exception of its own."""
+    """An exception and its chain of causes, because libraries wrap the original error in one of their own."""
     seen: BaseException | None = error
     while seen is not None:
         yield seen

@@ -1,4 +1,4 @@
-"""Downstream evaluation: a command of the user's on an exported model, and the numbers in the JSON that it writes."""
+"""Downstream evaluation: runs the user's command on an exported model and reads the numbers of its JSON output."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ MOST_VALUES = 1000
 
 
 def evaluate(command: str, export: ExportRecord, payloads: Path, experiment: str) -> Evaluation:
-    """What is written to evaluation.json."""
+    """Evaluate an export, or reuse an earlier result; returns the content of evaluation.json."""
     run = export.run
     identity = {"command": command, "export": export.digest}
     target = store.folder(payloads, "evaluations", f"{experiment}/{run}", identity)
     with store.building(target) as partial:
         if partial:
             _call(command, Path(export.path), partial / "out.json", run)
-            numbers(partial)  # what can't be read is not kept
+            numbers(partial)  # raises before an unreadable result is kept
     return Evaluation(
         run=run,
         command=command,
@@ -38,7 +38,7 @@ def evaluate(command: str, export: ExportRecord, payloads: Path, experiment: str
 
 
 def _call(command: str, model: Path, out: Path, run: str) -> None:
-    """What it prints goes to the log as it comes."""
+    """Run the command; its output goes to the log as it is printed."""
     filled = command.replace("{model}", shlex.quote(str(model))).replace("{out}", shlex.quote(str(out)))
     print(f"{run}: {filled}", flush=True)
     last: list[str] = []
@@ -60,7 +60,7 @@ def _call(command: str, model: Path, out: Path, run: str) -> None:
 def numbers(folder: Path) -> dict[str, float]:
     """All numbers of the only JSON file in the folder, by their keys joined with dots.
 
-    Of a document with a mapping `results` (lm-evaluation-harness) only what is in that.
+    If the document has a mapping `results` (lm-evaluation-harness), only the numbers in it.
     """
     written = sorted(folder.rglob("*.json"))
     written = [path for path in written if path.is_file()]

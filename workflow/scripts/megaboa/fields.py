@@ -1,4 +1,4 @@
-"""Our keys and the fields of Bridge's ConfigContainer that they set: the one place where the two vocabularies meet."""
+"""Maps our keys to the fields of Bridge's ConfigContainer that they set. No other module knows both vocabularies."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ BRIDGE_FIELDS: dict[str, tuple[str, ...]] = {
     "profile.ranks": ("profiling.profile_ranks",),
 }
 
-# Bridge's second tier of checkpoints. It would save them, and never begin with one: ours are `checkpoint.local`.
+# Bridge's second tier of checkpoints. It would save them but never resume from one; our second tier is
+# `checkpoint.local`.
 NON_PERSISTENT = (
     "non_persistent_ckpt_type",
     "non_persistent_save_interval",
@@ -76,14 +77,15 @@ OWN_FIELDS = (
     "dataset.path_to_cache",
 )
 
-# Keys whose value means the same in Bridge's field: an override of the field is just another spelling of the key.
+# Keys with the same meaning as Bridge's field: an override of the field is just another spelling of the key.
 _OTHER_MEANING = {
     "data.blend",
     *(f"data.blend_per_split.{split}" for split in SPLITS),
     "training.train_tokens",
     "training.precision",
 }
-# Keys that came later than overrides of their fields: those stay part of a run's identity, as they were.
+# Keys that are newer than overrides of their fields. Such overrides stay part of a run's identity, so that it doesn't
+# change.
 OVERRIDES_TOO = {"parallel.overlap_grad_reduce", "parallel.overlap_param_gather"}
 SAME_AS: dict[str, str] = {
     fields[0]: key

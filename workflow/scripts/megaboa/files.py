@@ -57,7 +57,7 @@ def write_bytes(path: str | Path, data: bytes, durable: bool = True) -> None:
 
 
 def flush(stream: IO[bytes]) -> None:
-    """Wait until the disk has it."""
+    """Flush a stream to disk and wait for it."""
     stream.flush()
     os.fsync(stream.fileno())
 
@@ -71,7 +71,7 @@ def write_json(path: str | Path, value: Any) -> None:
 
 
 def write_if_changed(path: str | Path, text: str) -> bool:
-    """Leave a file that holds this text already alone, its time stamp too; say whether it was written."""
+    """Write a file unless it has this text already, which preserves its time stamp; return whether it was written."""
     data = text.encode()
     try:
         if Path(path).read_bytes() == data:
@@ -83,7 +83,10 @@ def write_if_changed(path: str | Path, text: str) -> bool:
 
 
 def is_ours_alone(folder: Path) -> bool:
-    """Made here where it isn't there. In a folder that users share, another one can have made it first."""
+    """Whether a folder, made here if it is missing, belongs to this user alone.
+
+    In a directory that users share, somebody else may have created it first.
+    """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if folder.stat().st_uid != os.getuid() or folder.is_symlink():
@@ -96,9 +99,9 @@ def is_ours_alone(folder: Path) -> bool:
 
 
 def link(target: str | Path, path: str | Path) -> None:
-    """Point a symbolic link at `target`, replacing an older link in one step.
+    """Point a symbolic link at `target`, atomically replacing an older link.
 
-    A relative link leads on from the folder that it is really in, wherever a link on the way to it leads.
+    A relative link is resolved from the folder it is really in, so the path is taken between resolved folders.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -110,10 +113,10 @@ def link(target: str | Path, path: str | Path) -> None:
 
 
 def append_line(path: str | Path, text: str, durable: bool = True) -> None:
-    """Append one line and flush it to disk: what is said to be recorded is recorded.
+    """Append one line and flush it to disk, so that it is safe once this returns.
 
-    A line that was torn before (its writer was killed, the disk was full) is closed first, and stays alone.
-    `durable=False` doesn't wait for the disk: for lines that nothing relies on.
+    If the last line is torn (its writer was killed, the disk was full), a line feed is written first, so that the torn
+    line spoils no other. `durable=False` doesn't wait for the disk: for lines that nothing relies on.
     """
     handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
     try:
@@ -127,14 +130,15 @@ def append_line(path: str | Path, text: str, durable: bool = True) -> None:
 
 
 def write_all(handle: int, text: str) -> None:
-    """What a disk has no room for is an error: the call alone writes a part of it, and returns how much."""
+    """Write all of a text. A single os.write may write only a part and return its length; if the disk is full, the next
+    one raises the error."""
     rest = text.encode()
     while rest:
         rest = rest[os.write(handle, rest) :]
 
 
 def read_jsonl(path: str | Path) -> list[Any]:
-    """The lines of a JSON-lines file; torn ones (their writer was killed) are left out."""
+    """The lines of a JSON-lines file, without torn ones (their writer was killed)."""
     path = Path(path)
     if not path.exists():
         return []
@@ -142,13 +146,13 @@ def read_jsonl(path: str | Path) -> list[Any]:
 
 
 def read_jsonl_tail(path: str | Path, size: int) -> list[Any]:
-    """The complete lines in the last `size` bytes of such a file, without reading the rest of it."""
+    """The complete lines in the last `size` bytes of a JSON-lines file, without reading the rest of it."""
     path = Path(path)
     if not path.exists():
         return []
     with path.open("rb") as stream:
         start = max(stream.seek(0, os.SEEK_END) - size, 0)
-        # One byte more, to see whether the tail begins at the beginning of a line.
+        # One byte more, to see whether the tail starts at the start of a line.
         stream.seek(max(start - 1, 0))
         text = stream.read()
     return _sound_lines(text.split(b"\n")[1 if start else 0 : -1])

@@ -1,7 +1,4 @@
-"""The beginning of an .idx file, as Megatron-Core writes it: version, type of tokens, how many of what.
-
-Standard library only.
-"""
+"""The header of an .idx file, as Megatron-Core writes it: version, token type, and counts. Standard library only."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from pathlib import Path
 
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
-CODES = {"uint8": 1, "int8": 2, "int16": 3, "int32": 4, "int64": 5, "uint16": 8}  # Megatron's DType, of whole numbers
+CODES = {"uint8": 1, "int8": 2, "int16": 3, "int32": 4, "int64": 5, "uint16": 8}  # Megatron's DType, without floats
 _LAYOUT = struct.Struct("<9sQBQQ")
 HEADER_BYTES = _LAYOUT.size
 
@@ -20,14 +17,14 @@ HEADER_BYTES = _LAYOUT.size
 class Header:
     dtype: str
     sequences: int
-    boundaries: int  # of documents: one more than there are documents
+    boundaries: int  # number of documents, plus one
 
     def pack(self) -> bytes:
         return _LAYOUT.pack(MAGIC, VERSION, CODES[self.dtype], self.sequences, self.boundaries)
 
 
 def read_header(path: str | Path) -> Header:
-    """A `ValueError` says in a sentence why a file has none."""
+    """The header of an .idx file; raises ValueError with a sentence if it has none."""
     with Path(path).open("rb") as stream:
         head = stream.read(HEADER_BYTES)
     if len(head) < HEADER_BYTES or not head.startswith(MAGIC):

@@ -1,7 +1,7 @@
-"""How ranks share the work: one table of the parallel axes, and one class that says what a rank holds.
+"""How ranks share the work: one table of the parallel axes, and one class that says what each rank holds.
 
-Keys of the experiment, columns of the plan, fields of Bridge and names of layouts are read from the table. What an axis
-does to memory and speed is for `estimate` to say, and which sizes are legal for `preflight`. Standard library only.
+The table is the source for keys of the experiment, columns of the plan, fields of Bridge and names of layouts. Whether
+sizes are legal, and what they cost in memory and time, is up to `megaboa.check`. Standard library only.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from megaboa.records import RunSpec
 
 @dataclass(frozen=True)
 class Axis:
-    """`name` is that of the key `parallel.<name>`, of columns, and of runs.
+    """A parallel axis. `name` appears in the key `parallel.<name>`, in column names and in run names.
 
-    What it divides: `dense`: a copy of the model without its experts; `experts`: a copy of the experts; `weights`: the
-    tensors, so that a conversion has it too.
-    `stated`: a published table that doesn't say it means the default; of another axis it may mean any size.
+    What the axis divides: `dense`: the model without its experts; `experts`: the experts; `weights`: the tensors
+    themselves, so that conversions use the axis too. `stated`: a published table that omits the axis means its default;
+    for any other axis, an omission leaves the size open.
     """
 
     name: str
     text: str
-    argument: str  # as Megatron-Core calls it
+    argument: str  # Megatron-Core's name
     default: int | None = 1  # None: not set
     dense: bool = False
     experts: bool = False
@@ -38,7 +38,7 @@ class Axis:
 
     @property
     def field(self) -> str:
-        """Of Bridge's ConfigContainer."""
+        """The dotted name of the axis's field in Bridge's ConfigContainer."""
         return f"model.{self.argument}"
 
 
@@ -59,18 +59,18 @@ EXPERTS = tuple(axis.name for axis in AXES if axis.experts)
 
 @dataclass(frozen=True)
 class Layout:
-    """The sizes of the axes, and how the pipeline's stages, the optimizer and FSDP share what is left.
+    """The sizes of the axes, and how pipeline stages, optimizer and FSDP share what the axes leave undivided.
 
-    Ranks count through tp, cp, (ep,) dp and then pp, as Megatron has them.
+    Ranks are numbered in Megatron's order: tp varies fastest, then cp, (ep,) dp and pp.
     """
 
     world_size: int | None = None
     tp: int = 1
     pp: int = 1
     vpp: int | None = None
-    group: int | None = None  # micro-batches that interleaved stages take together; None: pp
+    group: int | None = None  # micro-batches per group of the interleaved schedule; None: pp
     cp: int = 1
-    cp_comm: str | None = None  # cp_comm_type, where all layers have one
+    cp_comm: str | None = None  # cp_comm_type, if all layers have the same one
     ep: int = 1
     etp: int | None = None
     sp: bool = False
@@ -80,20 +80,20 @@ class Layout:
     optimizer_instances: int = 1
     first_stage_layers: int | None = None
     last_stage_layers: int | None = None
-    embedding_counts: bool = False  # as a layer, where layers are shared out over the stages
+    embedding_counts: bool = False  # the embedding counts as a layer when layers are divided over the stages
     loss_counts: bool = False
-    stages: tuple[tuple[str, ...], ...] | None = None  # a pipeline layout: the parts of every (virtual) stage
+    stages: tuple[tuple[str, ...], ...] | None = None  # a pipeline layout: the parts on each (virtual) stage
 
     @classmethod
     def of_run(cls, run: RunSpec) -> Layout | None:
-        """The sizes in run.json; None for a recipe, which may divide the model as it likes."""
+        """The sizes in run.json; None for a recipe, which is free to choose its own layout."""
         if run.is_recipe:
             return None
         sizes = {axis.name: run.parallel.get(axis.name) or axis.default for axis in AXES}
         return cls(run.world_size, **sizes | {"vpp": None if sizes["vpp"] == 1 else sizes["vpp"]})
 
     def size(self, name: str) -> int:
-        """Of an axis, as it is in effect."""
+        """The effective size of an axis."""
         if name == "etp":
             return self.expert_tp
         return getattr(self, name) or 1
@@ -105,7 +105,7 @@ class Layout:
 
     @property
     def expert_tp(self) -> int:
-        """Bridge shares experts over expert parallel ranks alone, unless told otherwise."""
+        """Tensor parallel size inside experts. Bridge's default: 1 if ep is above 1, else tp."""
         return self.etp or (1 if self.ep > 1 else self.tp)
 
     @property
@@ -120,7 +120,7 @@ class Layout:
 
     @property
     def dp(self) -> int | None:
-        """Copies of the model; None where the ranks don't fill the layout."""
+        """Data parallel size; None if the number of ranks is no multiple of the model's ranks."""
         return _copies(self.world_size, self.model_ranks)
 
     @property
@@ -128,7 +128,7 @@ class Layout:
         return _copies(self.world_size, self.expert_ranks)
 
     def microbatches(self, gbs: int | None, mbs: int | None) -> int | None:
-        """Of a step, on every rank; None where that is no whole number."""
+        """Micro-batches of a step on each rank; None if they don't come out even."""
         if not self.dp or gbs is None or not mbs or gbs % (mbs * self.dp):
             return None
         return gbs // (mbs * self.dp)
@@ -138,11 +138,14 @@ class Layout:
         return rank // self._ranks_per_stage
 
     def copy_of(self, rank: int) -> int:
-        """Which copy of the model a rank is part of: its data parallel rank."""
+        """The rank's data parallel rank: the number of the model's copy that it is part of."""
         return rank % self._ranks_per_stage // (self.tp * self.cp)
 
     def part(self, rank: int) -> str:
-        """Ranks of one part do the same work: pipeline stage, and experts, where they are divided."""
+        """Name of the part of the model on this rank: its stage and, under expert parallelism, its experts.
+
+        Ranks with the same part do the same work.
+        """
         name = f"stage {self.stage(rank)}" if self.pp > 1 else "the whole model"
         if self.ep == 1:
             return name
@@ -154,11 +157,11 @@ class Layout:
 
     @property
     def ways(self) -> int:
-        """Along how many axes the run is divided among ranks, data parallelism included."""
+        """Number of axes along which the run is divided, data parallelism included."""
         return sum(size > 1 for size in (*map(self.size, DENSE), self.dp or 1, self.ep))
 
     def ideal_bubble(self, microbatches: int | None) -> float | None:
-        """Share of a step that a pipeline stands still for filling and draining, if all stages take equally long."""
+        """Share of a step lost to filling and draining the pipeline, if all stages take equally long."""
         if self.pp == 1 or not microbatches:
             return None
         return (self.pp - 1) / (microbatches * self.chunks + self.pp - 1)
@@ -169,5 +172,5 @@ def _copies(ranks: int | None, of_one: int) -> int | None:
 
 
 def words(sizes: Mapping[str, Any]) -> list[str]:
-    """`tp2`, `pp4`: what isn't split isn't named."""
+    """Short names of the sizes, such as `tp2`, `pp4`; axes of size 1 are left out."""
     return [f"{name}{sizes[name]}" for name in NAMES if sizes.get(name) not in (None, 1)]

@@ -1,7 +1,7 @@
 """Measured quantities: one line per column of figures and tables.
 
-The plan, the report, the bundle and published tables read it here. A new quantity is a line here, and a value at its
-`source` in a run's summary.json (`observe/summary.py`, with a field in `records/summaries.py`).
+The plan, the report, the bundle and published tables all read this table. A new quantity needs a line here and a value
+at its `source` in a run's summary.json (`observe/summary.py`, with a field in `records/summaries.py`).
 """
 
 from __future__ import annotations
@@ -10,29 +10,29 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-# Which rows a figure may take it from, as `data` of a figure says.
+# The tables that a figure can be drawn from: the values of a figure's `data`.
 Rows = Literal["runs", "steps", "validation", "time", "exports"]
-# `file`: a column of the report's tables/runs.*; `machines`: of the page's table of what runs took of their GPUs;
-# `published`: published tables may state it.
+# `file`: a column of the report's tables/runs.*; `machines`: a column of the page's table of GPU use; `published`: a
+# quantity that published tables may state.
 Use = Literal["figures", "file", "machines", "published"]
-EVALUATION = "evaluation."  # then a key of what `evaluate` wrote
+EVALUATION = "evaluation."  # prefix; a key of the file that `evaluate` wrote follows
 SECONDS, SHARE, GIB = "s", "share", "GiB"
 
 
 @dataclass(frozen=True)
 class Metric:
-    """`source` is the way to a run's value through its documents: `summary` and `goodput`, as in these files, and
-    `preflight`. Without it, the table's maker calculates the column."""
+    """A measured quantity. `source` is the dotted path of its value in a run's documents (`summary`, `goodput`,
+    `preflight`). Without a source, the code that makes the table calculates the column."""
 
     name: str
     label: str = ""  # default: its name
     source: str = ""
     unit: str = ""
-    form: str = ".4g"  # in the page's tables
+    form: str = ".4g"  # format in the page's tables
     scale: float | None = None
-    spread: bool = False  # with columns for the 5th and 95th percentile
+    spread: bool = False  # also has columns for the 5th and 95th percentile
     less_is_better: bool = False
-    timed: bool = False  # what a clock or a meter said: it is never the same twice
+    timed: bool = False  # comes from a clock or a meter, so it differs between repetitions
     uses: tuple[Use, ...] = ("figures",)
 
     def of(self, documents: Mapping[str, Any]) -> Any:
@@ -127,7 +127,7 @@ METRICS: dict[Rows, tuple[Metric, ...]] = {
         Metric("seconds", "", "", SECONDS, **LESS, **TIMED),
     ),
 }  # fmt: skip
-# Of columns that are keys of the experiment.
+# Labels of columns that are keys of the experiment.
 KEYS = {
     "params": "parameters",
     "optimizer.lr": "learning rate",
@@ -139,18 +139,18 @@ _BY_NAME = {metric.name: metric for rows in reversed(METRICS.values()) for metri
 
 
 def columns(rows: Rows) -> list[str]:
-    """What a figure may show of these rows."""
+    """The columns of this table that a figure may show."""
     shown = (metric for metric in METRICS[rows] if "figures" in metric.uses)
     return [name for metric in shown for name in metric.columns({})]
 
 
 def used(use: Use) -> tuple[Metric, ...]:
-    """Of a run, in the order of the table."""
+    """The metrics of runs with this use, in the order of the table."""
     return tuple(metric for metric in METRICS["runs"] if use in metric.uses)
 
 
 def named(name: str) -> Metric:
-    """Of any column, also of a key of the experiment, a further loss, or a value that `evaluate` found."""
+    """The metric of a column: a measured quantity, a key of the experiment, a loss, or a value from `evaluate`."""
     if name in _BY_NAME:
         return _BY_NAME[name]
     unit = SECONDS if name.endswith("seconds") else ""
@@ -163,6 +163,6 @@ def label(name: str) -> str:
 
 
 def is_timed(column: str) -> bool:
-    """Also of one that a figure has made of it: `seconds.p25`."""
+    """Whether a column is a time measurement, or a statistic of one, such as `seconds.p25`."""
     name = column if column in _BY_NAME else column.rpartition(".")[0]
     return column == "time" or named(name).timed

@@ -1,4 +1,4 @@
-"""What kinds of models there are, and what each of them needs: one table, for the plan, for preflight and for ranks.
+"""Kinds of models and what each of them needs: one table for the plan, preflight and the ranks.
 
 A kind decides the forward step (how a batch is read, and what the loss is), and with it the dataset and the layouts.
 """
@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-DECLARED = "KIND"  # what a recipe file may say of its model
-OWN_STEP = "forward_step"  # what it may bring
+DECLARED = "KIND"  # variable of a recipe file that declares its model's kind
+OWN_STEP = "forward_step"  # function that a recipe file may provide
 GPT, OWN = "gpt", "own"
 
 
@@ -23,24 +23,25 @@ class Kind:
 
     name: str
     text: str  # for people
-    providers: str  # pattern of the names of Bridge's classes that make its models
+    providers: str  # pattern for the names of Bridge's provider classes
     step: str | None  # module with its `forward_step`
-    dataset: str  # what is read
+    dataset: str  # what its dataset contains
     reads: str  # tokenizer or processor
-    tokens: str = "tokens"  # the key of a batch with what the model reads
-    splits: tuple[str, ...] = ("tp", "cp", "pp", "vpp", "ep", "etp")  # axes that it may be split by, in addition to dp
+    tokens: str = "tokens"  # key of a batch for the model's input
+    splits: tuple[str, ...] = ("tp", "cp", "pp", "vpp", "ep", "etp")  # axes that it can be split along, besides dp
     families: tuple[str, ...] = ()  # model types of Hugging Face configs
     recipes: str = "$^"  # pattern of the modules of Bridge's recipes
-    predicted: bool = True  # whether memory and step time are
-    corpora: bool = True  # whether it reads any; else its data are made up
+    predicted: bool = True  # whether memory and step time can be predicted
+    corpora: bool = True  # whether it reads corpora; otherwise its data is synthetic
     why: str = ""
-    package: str | None = None  # that only the ranks need, and that our images lack
+    package: str | None = None  # required by ranks only, and missing in our images
 
 
 GPT_STEP = "megatron.bridge.training.gpt_step"
 NOT_HERE = "Bridge trains it by a forward step of its own ({}), which has not been tried here"
 
-# The first whose pattern a class's name, or that of one of its bases, matches: the others build on GPT's or the hybrid.
+# In order of precedence: the first kind whose pattern matches the name of a class or one of its bases. Other classes
+# are derived from GPT's or the hybrid's.
 KINDS = (
     Kind(
         "t5",
@@ -155,11 +156,11 @@ BY_NAME = {kind.name: kind for kind in KINDS}
 
 
 class UnknownKindError(ValueError):
-    """A model that none of the kinds is for."""
+    """A model of a kind that isn't in the table."""
 
 
 def of_provider(classes: Iterable[str]) -> Kind:
-    """By the names of the class that makes the model and of its bases, as `__mro__` has them."""
+    """The kind of a model, from the names of its provider class and that class's bases (`__mro__`)."""
     names = list(classes)
     found = next((kind for kind in KINDS if any(re.search(kind.providers, name) for name in names)), None)
     if found is None:
@@ -171,12 +172,13 @@ def of_provider(classes: Iterable[str]) -> Kind:
 
 
 def of_family(model_type: str) -> Kind:
-    """By a Hugging Face config."""
+    """The kind of a model, from the model type of its Hugging Face config."""
     return next((kind for kind in KINDS if model_type in kind.families), BY_NAME[GPT])
 
 
 def of_recipe(module: str) -> Kind:
-    """By the module of one of Bridge's recipes: all others train GPT's or say so when they are built."""
+    """The kind of a model, from the module of its Bridge recipe; default: GPT. Other kinds are refused when they are
+    built."""
     return next((kind for kind in KINDS if re.search(kind.recipes, module)), BY_NAME[GPT])
 
 
@@ -185,7 +187,7 @@ def trained() -> str:
 
 
 def refusal(kind: Kind) -> str | None:
-    """Why no model of a kind is trained."""
+    """Why models of this kind can't be trained; None if they can."""
     if kind.step or kind.name == OWN:
         return None
     return f"{kind.name} ({kind.text}) is not a kind that is trained here: {kind.why}; trained are {trained()}"
@@ -193,9 +195,9 @@ def refusal(kind: Kind) -> str | None:
 
 @dataclass(frozen=True)
 class Said:
-    """What a recipe file says of its model, without running it."""
+    """What a recipe file declares about its model, found without running it."""
 
-    kind: str | None  # as it is written
+    kind: str | None  # as written in the file
     own_step: bool
 
 
@@ -219,10 +221,10 @@ def _said(path: str, _changed: int) -> Said:
 
 
 def in_file(recipe: str) -> tuple[Kind | None, str | None]:
-    """The kind that a recipe file says its model is of, and what is wrong with that; none where it says nothing."""
+    """The kind that a recipe file declares for its model, and a problem with it; None for what doesn't apply."""
     try:
         said = said_by(recipe)
-    except (OSError, SyntaxError, ValueError):  # which is another's business
+    except (OSError, SyntaxError, ValueError):  # reported elsewhere
         return None, None
     if said.own_step:
         return BY_NAME[OWN], None
@@ -238,7 +240,7 @@ BEGIN, END = "<!-- kinds: generated by megaboa write-schema -->", "<!-- end of k
 
 
 def page_with_table(page: str) -> str:
-    """docs/reference/kinds.md with the table as it is now."""
+    """docs/reference/kinds.md with an updated table."""
     before, after = page.split(BEGIN)[0], page.split(END)[1]
     return f"{before}{BEGIN}\n\n{markdown()}\n{END}{after}"
 

@@ -1,6 +1,7 @@
-"""Every file name below the results and in the store, said once. Standard library only.
+"""The single source of all file names below the results and in the store. Standard library only.
 
-Rules name files too, as Snakemake matches their outputs by pattern; docs/reference/files.md lists all of them.
+Rules repeat names of files, because Snakemake matches their outputs by pattern; docs/reference/files.md lists all of
+them.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ from megaboa.records import (
 from megaboa.store import ID_LENGTH
 
 ALONG, EARLIER = "along", "earlier"
-CARD = "README.md"  # of an exported model, where the hub looks for it
+CARD = "README.md"  # of an exported model, at the place where the hub looks for it
 ADAPTER = "adapter"  # of an exported model: the folder with adapters that are not merged
-CHAT_TEMPLATE = "chat_template.jinja"  # likewise, where transformers looks for it
-FAILED_PROOF = "failed-proof.json"  # of a proof that failed; proof.json is there only if all checks passed
-FACTS = "facts.json"  # next to a payload in the store: what was found when it was made
+CHAT_TEMPLATE = "chat_template.jinja"  # of an exported model, at the place where transformers looks for it
+FAILED_PROOF = "failed-proof.json"  # replaces proof.json, which exists only if all checks passed
+FACTS = "facts.json"  # next to a payload in the store: what was found out while it was made
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ class CorpusFolder:
 
 @dataclass(frozen=True)
 class Specs:
-    """results/<experiment>/specs: what jobs that serve several runs are asked for."""
+    """results/<experiment>/specs: specifications for jobs that serve several runs."""
 
     path: Path
 
@@ -167,7 +168,7 @@ class ExperimentFolder:
         return self.path / "report" / "checks.json"
 
     def baseline(self, number: int) -> Path:
-        """What was copied of an earlier experiment's results, to compare with."""
+        """Copies of an earlier experiment's results, as a baseline for comparison."""
         return self.path / "baseline" / str(number)
 
     @property
@@ -176,22 +177,22 @@ class ExperimentFolder:
 
     @property
     def tensors(self) -> Path:
-        """What came of comparing checkpoints of runs that must agree."""
+        """Result of comparing checkpoints of runs that must agree."""
         return self.path / "tensors.json"
 
     @property
     def own_config(self) -> Path:
-        """The file of an experiment that isn't the user's: what `snakemake prove` or `snakemake tune` runs."""
+        """The configuration of a generated experiment, run by `snakemake prove` or `snakemake tune`."""
         return self.path / "experiment.yaml"
 
     @property
     def tuning(self) -> Path:
-        """What came of `snakemake tune`; its table and the winner's keys are next to it."""
+        """Result of `snakemake tune`; its table and the winner's keys are next to it."""
         return self.path / "tune.json"
 
     @property
     def calls(self) -> Path:
-        """What each call submitted."""
+        """One folder for each call, with what it submitted."""
         return self.path / "calls"
 
     @property
@@ -201,7 +202,7 @@ class ExperimentFolder:
 
     @property
     def runs(self) -> list[RunFolder]:
-        """Those that have been planned, whatever the plan says now."""
+        """All runs that were ever planned, also those that the present plan no longer has."""
         return [RunFolder(path.parent) for path in sorted(self.path.glob("runs/*/run.json"))]
 
     def run(self, name: str) -> RunFolder:
@@ -221,7 +222,7 @@ class ExperimentFolder:
 
 
 def begun(results: Path) -> Iterator[RunFolder]:
-    """The runs of all experiments that have a ledger."""
+    """The runs of all experiments that have a ledger, that is, were started."""
     return (RunFolder(link.parent) for link in results.glob("*/runs/*/attempts.jsonl"))
 
 
@@ -231,7 +232,7 @@ def measured(results: Path) -> Iterator[RunFolder]:
 
 
 def trained(results: Path) -> Iterator[RunFolder]:
-    """The runs of all experiments that came to their end."""
+    """The runs of all experiments that trained to their last step."""
     return (RunFolder(path.parent) for path in results.glob("*/runs/*/train.json"))
 
 
@@ -239,8 +240,8 @@ def trained(results: Path) -> Iterator[RunFolder]:
 class RunFolder:
     """A run's folder below the results: what was asked for, and manifests of what came out.
 
-    `asked` is what the run was when its job was submitted, or its attempt started: run, launch and profile. None: what
-    run.json, launch.json and profile.json say now.
+    `asked` holds the documents run, launch and profile as they were when the run's job was submitted, or its attempt
+    started. None: run.json, launch.json and profile.json count as they are now.
     """
 
     path: Path
@@ -268,7 +269,7 @@ class RunFolder:
 
     @cached_property
     def preflight(self) -> RunCheck | None:
-        """Facts from Bridge's configuration; none before preflight."""
+        """Facts from Bridge's configuration; None before preflight has run."""
         found = read_if_there(Preflight, self.experiment_folder.preflight)
         return found.runs.get(self.name) if found else None
 
@@ -278,26 +279,26 @@ class RunFolder:
 
     @property
     def may_restart(self) -> bool:
-        """Whether its call asked for a restart, despite other work in the store."""
+        """Whether the call asked to restart the run, despite other work in the store."""
         return bool((self.asked or {}).get("restart"))
 
     @property
     def documents(self) -> Tree:
-        """What `asked` of another RunFolder may be, to be the same run."""
+        """The run's documents, to be passed as `asked` to another RunFolder of the same run."""
         names = ("run", "launch", "profile")
         return self.asked or {name: self.document(name) for name in names if self.file(name).exists()}
 
     def document(self, name: str) -> Tree:
-        """run, launch or profile, as its file has it."""
+        """The content of the document `run`, `launch` or `profile`."""
         return read_json(self.file(name)) if self.asked is None else self.asked[name]
 
     def file(self, name: str) -> Path:
-        """Of a document: run, launch or profile."""
+        """The file of the document `run`, `launch` or `profile`."""
         return self.path / f"{name}.json"
 
     @property
     def model_manifest(self) -> Path | None:
-        """What the run's model is made of; None for a recipe that brings its own."""
+        """The manifest of the run's model; None for a recipe that brings its own model."""
         if not self.run.has_source:
             return None
         folder = self.experiment_folder.model(self.run.model["name"])
@@ -309,7 +310,8 @@ class RunFolder:
 
     @property
     def tokenizer_manifest(self) -> Path | None:
-        """The tokenizer of a recipe's own model, where the experiment trains one; other models bring theirs."""
+        """The manifest of a recipe's tokenizer, if the experiment trains one; None for other models, which have their
+        own."""
         model = self.run.model
         if self.run.has_source or not model["tokenizer"]:
             return None
@@ -318,7 +320,7 @@ class RunFolder:
 
     @property
     def corpus_manifests(self) -> dict[str, Path]:
-        """Of every corpus that the run reads, for training or validation."""
+        """The manifest of every corpus that the run reads for training or validation."""
         return {name: self.experiment_folder.corpus(name).manifest for name in corpora(self.run.data)}
 
     @property
@@ -327,24 +329,24 @@ class RunFolder:
 
     @cached_property
     def index(self) -> DataIndex | None:
-        """The manifest of Megatron's index of the run's data; None where Bridge makes up the data, or a recipe does."""
+        """Megatron's index of the run's data; None if Bridge generates the data, or the recipe has its own."""
         name = self.launch.index
         return read(DataIndex, self.experiment_folder.index(name)) if name else None
 
     @cached_property
     def image(self) -> Image | None:
-        """The manifest of the image that ranks run in; None where they run in this Python."""
+        """The image that ranks run in; None if they run in this Python."""
         return read(Image, self.experiment_folder.image) if self.launch.image else None
 
     @property
     def is_in_place(self) -> bool:
-        """Whether it goes on under its own name from a checkpoint of what it was before."""
+        """Whether the run continues under its own name from a checkpoint of its earlier self."""
         parent = self.run.parent
         return parent is not None and (parent.experiment, parent.run) == (self.experiment, self.name)
 
     @property
     def parent_folder(self) -> RunFolder | None:
-        """The run that this one continues."""
+        """The folder of the parent run, which this one continues; None if it has no parent."""
         parent = self.run.parent
         if parent is None:
             return None
@@ -354,13 +356,13 @@ class RunFolder:
 
     @property
     def parent_manifest(self) -> Path | None:
-        """train.json of the run that this one continues."""
+        """train.json of the parent run; None if the run has no parent."""
         folder = self.parent_folder
         return folder and folder.train_manifest
 
     @property
     def parent_name(self) -> str | None:
-        """`<experiment>/<run>@<step>`"""
+        """The parent as `<experiment>/<run>@<step>`; None if the run has none."""
         return str(self.run.parent) if self.run.parent else None
 
     @property
@@ -369,7 +371,7 @@ class RunFolder:
 
     @property
     def store(self) -> Path:
-        """Where the payloads of the trained run lie."""
+        """The store folder with the trained run's payloads."""
         return Path(read(TrainRecord, self.train_manifest).store)
 
     @property
@@ -398,7 +400,7 @@ class RunFolder:
 
     @property
     def along(self) -> Path:
-        """What was exported along the training."""
+        """Manifest of the exports made during training."""
         return self.path / "along.json"
 
     @property
@@ -423,18 +425,18 @@ class RunFolder:
 
     @property
     def progress_log(self) -> Path:
-        """One file for all runs of the experiment."""
+        """The progress log, shared by all runs of the experiment."""
         return self.experiment_folder.logs / "progress.log"
 
 
 def compiled_kernels(store: Path, user: int, environment: str) -> Path:
-    """Where kernels lie that ranks have compiled: by the environment's or the image's digest."""
+    """Cache of kernels that ranks have compiled. `environment`: digest of the environment or image."""
     return store / "kernels" / str(user) / environment[:12]
 
 
 @dataclass(frozen=True)
 class NodesFolder:
-    """<store>/nodes: what is remembered of nodes."""
+    """<store>/nodes: what runs remember of nodes."""
 
     path: Path
 
@@ -451,13 +453,13 @@ class NodesFolder:
 
 
 def sent_alerts(store: Path, user: int) -> Path:
-    """What `megaboa fleet --alert` has sent for a user."""
+    """The alerts that `megaboa fleet --alert` has already sent for a user."""
     return store / "fleet" / f"sent-{user}.json"
 
 
 @dataclass(frozen=True)
 class AlongFolder(RunFolder):
-    """A run as it was at one of its checkpoints: runs/<run>/along/<iteration>/ has what was made of that."""
+    """A run at one of its checkpoints: runs/<run>/along/<iteration>/ has what was exported of that checkpoint."""
 
     iteration: int = 0
 
@@ -471,7 +473,7 @@ class AlongFolder(RunFolder):
 
     @property
     def asked_for(self) -> Path:
-        """The digest of what all of it was made for."""
+        """The digest of the settings that the export, proof and evaluation were made with."""
         return self.own / "asked-for"
 
     @property
@@ -493,7 +495,7 @@ class AlongFolder(RunFolder):
 
 @dataclass(frozen=True)
 class EarlierRun(RunFolder):
-    """What a run was before it went on in place, with other settings: runs/<run>/earlier/<id>/ has its manifests."""
+    """An earlier state of a run that continued in place with other settings: manifests in runs/<run>/earlier/<id>/."""
 
     identity: str = ""
 
@@ -506,11 +508,11 @@ class EarlierRun(RunFolder):
 
     @property
     def preflight(self) -> None:
-        """There is only that of what the run is now."""
+        """None: preflight's facts are only kept for the present state of the run."""
 
 
 def run_of(manifest: Path) -> RunFolder:
-    """Whose manifest it is: a run's, or that of a run at one of its checkpoints."""
+    """The run that a manifest belongs to, or the run at one of its checkpoints."""
     folder = manifest.parent
     if folder.parent.name == ALONG:
         return AlongFolder(folder.parents[1], iteration=int(folder.name))
@@ -519,23 +521,23 @@ def run_of(manifest: Path) -> RunFolder:
 
 @dataclass(frozen=True)
 class RunStore:
-    """Where the payloads of one identity of a run lie."""
+    """The store folder of one identity of a run."""
 
     path: Path
 
     @classmethod
     def of(cls, link: Path) -> RunStore:
-        """By the link to its ledger, in the run's folder."""
+        """The store folder that a link to its ledger, in the run's folder, points into."""
         return cls(link.resolve().parent)
 
     @property
     def claims(self) -> Path:
-        """Present and earlier claims of the run."""
+        """All claims on the run, present and past."""
         return self.path / "claims"
 
     @property
     def stop(self) -> Path:
-        """A file whose presence asks the supervisor to stop the run in order."""
+        """A file whose presence asks the supervisor for an orderly stop of the run."""
         return self.path / "stop"
 
     @property
@@ -552,12 +554,12 @@ class RunStore:
 
     @property
     def local_copies(self) -> Path:
-        """The name under which nodes keep copies of the run."""
+        """Record of the name under which nodes keep their copies of the run."""
         return self.path / "local-copies.json"
 
     @property
     def found(self) -> Path:
-        """What only the ranks can tell of a recipe: how many steps it has, and whether it saves."""
+        """Facts about a recipe that only the ranks know: its number of steps, and whether it saves."""
         return self.path / "found.json"
 
     @property
@@ -566,26 +568,26 @@ class RunStore:
 
     @property
     def mlflow_run(self) -> Path:
-        """Which run of MLflow all attempts are."""
+        """The MLflow run that all attempts log to."""
         return self.path / "mlflow-run.json"
 
     @property
     def mlflow_uri(self) -> str:
-        """Where MLflow writes to without a network."""
+        """MLflow's local database, for logging without a network."""
         return f"sqlite:///{(self.path / 'mlflow.db').absolute()}"
 
     def environment(self, digest: str) -> Path:
-        """The packages that attempts ran with."""
+        """The list of packages that attempts ran with, by its digest."""
         return self.path / "environments" / f"{digest[:12]}.json"
 
     @property
     def newest_attempt(self) -> int:
-        """By the folders; 0 where there is none."""
+        """Number of the newest attempt that has a folder; 0 if there is none."""
         return max((int(attempt.path.name) for attempt in self.attempts), default=0)
 
     @property
     def attempts(self) -> list[AttemptFolder]:
-        """By the folders, oldest first."""
+        """The attempts that have a folder, oldest first."""
         found = (self.path / "attempts").glob("[0-9]*")
         return [AttemptFolder(path) for path in sorted(found, key=lambda path: int(path.name))]
 
@@ -594,7 +596,7 @@ class RunStore:
 
 
 def stores(store: Path) -> list[RunStore]:
-    """Of all identities of all runs that began."""
+    """The store folders of all runs that have begun, one for each identity."""
     return [RunStore(path.parent) for path in sorted(store.glob("runs/*/*/*/attempts.jsonl"))]
 
 
@@ -612,22 +614,22 @@ class AttemptFolder:
 
     @property
     def paces(self) -> Path:
-        """How long each rank calculated at each save, for the same."""
+        """Each rank's time for the same calculation, measured at each save."""
         return self.path / "paces.jsonl"
 
     @property
     def stop_now(self) -> Path:
-        """A file whose presence asks the ranks to save and end, should no signal reach them."""
+        """A file whose presence asks the ranks to save and end, in case no signal reaches them."""
         return self.path / "stop-now"
 
     @property
     def routing(self) -> Path:
-        """Of every rank with experts, which of them its tokens went to."""
+        """A file for each rank with experts: the experts that its tokens were routed to."""
         return self.path / "routing"
 
     @property
     def samples(self) -> Path:
-        """Of every rank that reads data, a digest of each sample by step."""
+        """A file for each rank that reads data: a digest of every sample, by step."""
         return self.path / "samples"
 
     @property
@@ -639,28 +641,28 @@ class AttemptFolder:
 
     @property
     def logs(self) -> dict[int | None, Path]:
-        """The ranks' logs by rank, and under None the launcher's."""
+        """The ranks' logs by rank; the launcher's log has the key None."""
         ranks = {int(path.stem.removeprefix("rank-")): path for path in self.path.glob("rank-*.log")}
         return {**ranks, None: self.path / "srun.log"}
 
     @property
     def node_logs(self) -> list[Path]:
-        """Of nodes' tasks that start the ranks."""
+        """The logs of the per-node tasks that start the ranks."""
         return sorted(self.path.glob("node-*.log"))
 
     @property
     def flight(self) -> str:
-        """How files begin in which ranks tell what they waited for; the rank's number follows."""
+        """Prefix of the ranks' flight recorder dumps, which say what they waited for; the rank's number follows."""
         return str(self.path / "flight-rank-")
 
     @property
     def asked(self) -> Path:
-        """What the ranks of this attempt train: run, launch and profile, as their supervisor had them."""
+        """The documents run, launch and profile that the supervisor gave to this attempt's ranks."""
         return self.path / "asked.json"
 
     @property
     def local_beginning(self) -> Path:
-        """Written where the ranks begin with copies on their nodes."""
+        """Written if the ranks start from the copies on their nodes instead of a checkpoint."""
         return self.path / "local.json"
 
     @property
@@ -669,27 +671,28 @@ class AttemptFolder:
 
     @property
     def next_health(self) -> Path:
-        """Of the check before the attempt that follows this one, if it waited while this one trained."""
+        """Health check before the following attempt, if its processes waited while this attempt trained."""
         return self.path / "next-health"
 
     @property
     def standby(self) -> Path:
-        """Of a step that waits, with Bridge imported, to start the ranks of the next attempt."""
+        """Folder of a standby step: with Bridge imported, it waits to start the ranks of the next attempt."""
         return self.path / "standby"
 
     @property
     def verified(self) -> Path:
-        """What each node says of its share of the checkpoint that the attempt began with."""
+        """Checksums by node, each for its share of the checkpoint that the attempt starts from."""
         return self.path / "verified"
 
     @property
     def may_load(self) -> Path:
-        """Empty until the checkpoint was found sound which the ranks are to load, where they start meanwhile."""
+        """Release for ranks that start while their checkpoint is verified: empty until the checkpoint is known to be
+        sound."""
         return self.path / "may-load"
 
     @property
     def image(self) -> Path:
-        """What was said while the image was unpacked."""
+        """Output of unpacking the image."""
         return self.path / "image"
 
     def gpus(self, host: str) -> Path:
@@ -702,12 +705,13 @@ class AttemptFolder:
         return sorted((self.path / "gpus").glob("*.jsonl"))
 
     def traces(self, tool: str) -> Path:
-        """Where a profiler's files lie; PyTorch's have Bridge's name. A Python file is a user's own."""
+        """Folder of a profiler's files. PyTorch's folder has Bridge's name; a tool that is a Python file is the user's
+        own."""
         return self.path / ("profiler" if tool.endswith(".py") else {"pytorch": "torch_profile"}.get(tool, tool))
 
     @property
     def ends(self) -> Path:
-        """What every rank has left when its training ended."""
+        """The records that ranks leave when their training ends."""
         return self.path / "end"
 
     def end_record(self, rank: int) -> Path:

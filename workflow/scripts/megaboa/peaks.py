@@ -1,11 +1,11 @@
-"""What a GPU can do at most: dense bf16 operations (V100: fp16); with sparsity they would be twice these."""
+"""Peak throughput of GPUs: dense bf16 operations (V100: fp16). With sparsity they would be twice as high."""
 
 from __future__ import annotations
 
 import re
 
-# By the word in PyTorch's name of the GPU, which in small letters begins `resources.gpu` (h100-80g): TFLOP/s, and where
-# the maker says so. The first match wins.
+# TFLOP/s and the maker's document, by the word in PyTorch's name of the GPU. In lower case the word also begins
+# `resources.gpu` (h100-80g). The first match wins.
 PEAKS: dict[str, tuple[float, str]] = {
     "GB300": (2500.0, "GB300 NVL72 data sheet"),
     "GB200": (2500.0, "GB200 NVL72 data sheet"),
@@ -27,26 +27,26 @@ KINDS = tuple(name.lower() for name in PEAKS if " " not in name)
 
 
 def peak_of(gpu: str | None) -> tuple[float, str] | None:
-    """TFLOP/s of a GPU as PyTorch names it, and who says so; None where it isn't known."""
+    """Peak TFLOP/s of a GPU by PyTorch's name, and their source; None if unknown."""
     names = (name for name in PEAKS if gpu and re.search(rf"\b{name}\b", gpu))
     found = next(names, None)
     return (PEAKS[found][0], f"{PEAKS[found][1]}, bf16 without sparsity") if found else None
 
 
 def kind_of(gpu: str) -> str:
-    """The word by which `resources.gpu` names it: of an "NVIDIA H200" h200."""
+    """The word for a GPU in `resources.gpu`: h200 for "NVIDIA H200"."""
     found = next((name for name in PEAKS if re.search(rf"\b{name}\b", gpu)), None)
     word = found or next((word for word in gpu.split() if re.search(r"\d", word)), gpu)
     return word.split()[0].lower()
 
 
 def memory_gib(gpu: str | None) -> int | None:
-    """What a GPU's name in `resources.gpu` says: 80 for h100-80g."""
+    """The memory in a GPU's name in `resources.gpu`: 80 for h100-80g."""
     found = NAME.match(gpu or "")
     return int(found[1]) if found else None
 
 
 def operations(kind: str | None) -> float | None:
-    """Operations per second of one GPU, by its name in `resources.gpu`; None where it isn't known."""
+    """Peak operations per second of one GPU, by its name in `resources.gpu`; None if unknown."""
     name = (kind or "").split("-")[0]
     return PEAKS[name.upper()][0] * 1e12 if name in KINDS else None

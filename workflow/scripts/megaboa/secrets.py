@@ -1,4 +1,4 @@
-"""Which environment variables hold secrets. Standard library only."""
+"""Detects environment variables that hold secrets. Standard library only."""
 
 from __future__ import annotations
 
@@ -11,22 +11,27 @@ _NAMES = (
     re.compile(rf"[a-z]({'|'.join(word.title() for word in _WORDS.split('|'))})s?\d*([A-Z_]|$)"),  # apiKey
     re.compile(r"password|passwd|apikey|connection_string", re.IGNORECASE),  # PGPASSWORD
 )
-_CREDENTIALS = re.compile(r"https?://[^/\s@]+@|\w://[^/\s:@]*:[^/\s@]+@")  # a password, or a token alone
-SHORTEST = 8  # a shorter value would be found in files that have nothing to do with it
+_CREDENTIALS = re.compile(r"https?://[^/\s@]+@|\w://[^/\s:@]*:[^/\s@]+@")  # a password, or a token without a user
+SHORTEST = 8  # shorter values would match in unrelated files
 
 
 def is_secret_name(name: str) -> bool:
-    """`HF_TOKEN`, `WANDB_API_KEY`, `AWS_SECRET_ACCESS_KEY`, ...; not `TOKENIZERS_PARALLELISM`, `KEYBOARD`."""
+    """Whether a name is one of a secret, such as `HF_TOKEN` or `AWS_SECRET_ACCESS_KEY`, but not `KEYBOARD`."""
     return any(pattern.search(name) for pattern in _NAMES)
 
 
 def has_credentials(value: str) -> bool:
-    """An address with a password in it: `postgres://me:secret@host`, `https://token@git.example.com`."""
+    """Whether a value is an address with credentials: `postgres:
+
+    me:secret@host`, `https:
+
+    token@git.example.com`.
+    """
     return bool(_CREDENTIALS.search(value))
 
 
 def secrets_in(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that hold secrets, and long enough ones that a search for them means something."""
+    """The variables that hold secrets long enough to be searched for in files."""
     return {
         name: value
         for name, value in environment.items()

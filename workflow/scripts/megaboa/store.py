@@ -21,7 +21,7 @@ ID_LENGTH = 12
 
 
 def folder(store: str | Path, kind: str, name: str, identity: Any) -> Path:
-    """Where the payload of this identity (any JSON value) lies."""
+    """The folder of the payload with this identity (any JSON value)."""
     return Path(store) / kind / name / digest(identity)[:ID_LENGTH]
 
 

@@ -1,4 +1,4 @@
-"""What the Snakefile says and does apart from its rules. Imports no Snakemake."""
+"""The Snakefile's logic outside of its rules. Imports no Snakemake."""
 
 from __future__ import annotations
 
@@ -41,46 +41,49 @@ from megaboa.scheduler import local
 from megaboa.scheduler.answers import UnreachableError
 from megaboa.scheduler.registry import cluster
 
-PREVIEW = "preview"  # in the results: a plan that was only looked at
+PREVIEW = "preview"  # folder below the results for the plan of a dry run
 LOOKS = {
     *("--dag", "--rulegraph", "--filegraph", "--d3dag", "--summary", "-S", "--detailed-summary", "-D", "--lint"),
     *("--list-rules", "--list", "-l", "--list-target-rules", "--lt", "--list-changes", "--list-untracked", "--lu"),
     *("--report", "--unlock", "--cleanup-metadata", "--print-compilation", "--archive"),
-}  # Snakemake's other ways to look at a workflow without doing its jobs
-_held: list[IO[str]] = []  # open for as long as this process lives
-_holder: list[str] = []  # another process that works on the experiment
+}  # Snakemake's other options that inspect a workflow without running its jobs
+_held: list[IO[str]] = []  # kept open for the life of this process, because they hold locks
+_holder: list[str] = []  # description of another process that works on the experiment
 _interrupted: list[int] = []
-SHOWN, LENGTH = 5, 200  # failed checks that the last line names; characters that it says of each
-MOST_LINES = 20  # about other jobs that failed
+SHOWN, LENGTH = 5, 200  # of the last line: number of failed checks, and characters for each
+MOST_LINES = 20  # limit for lines about other failed jobs
 
 
 def prepare_process(dry_run: bool) -> None:
-    """Let jobs run with the Python that runs Snakemake, where no conda environment or container is deployed, and let
-    the scheduler's commands, which Snakemake's executor calls too, answer without the user's own defaults."""
+    """Prepare Snakemake's process for its jobs.
+
+    Where no conda environment or container is deployed, jobs run with the Python that runs Snakemake. The scheduler's
+    commands, which Snakemake's executor calls too, must ignore the user's own defaults.
+    """
     if dry_run:
-        gc.disable()  # else a quarter of the time for ten thousand runs goes into looking for what can be freed
+        gc.disable()  # garbage collection would take a quarter of the time for ten thousand runs
     cluster().prepare()
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
 
 def in_a_thread(handler: Callable[[Any], None]) -> Callable[..., None]:
-    """Snakemake's handler of SIGTERM in a thread of its own.
+    """Run Snakemake's SIGTERM handler in a thread of its own.
 
-    It takes a lock (9.27), which the main thread holds while it selects jobs and looks at those that ended. Signals are
-    handled in that thread: it would wait for itself, for ever, and only SIGKILL would end it.
+    The handler (Snakemake 9.27) takes a lock that the main thread holds while it selects jobs and checks on ended ones.
+    Python runs signal handlers in the main thread, so it would deadlock, and only SIGKILL would end it.
     """
 
     @functools.wraps(handler)
     def handle(scheduler: Any, *_: Any) -> None:
-        _thread.start_new_thread(handler, (scheduler,))  # threading's own start takes locks too
+        _thread.start_new_thread(handler, (scheduler,))  # threading.Thread.start takes locks too
 
     return handle
 
 
 def claim_experiment(results: str | Path) -> bool:
-    """Keep other workflow processes away from this experiment until this one ends, however it ends.
+    """Lock the experiment against other workflow processes until this one ends, however it ends.
 
-    False where another one works on it: its files must not be written then.
+    Returns False if another process holds the lock; its files must not be written then.
     """
     path = Path(results) / ".lock"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -100,9 +103,10 @@ def claim_experiment(results: str | Path) -> bool:
 
 
 def configuration(workflow: Any, config: Tree) -> tuple[list[Path], Tree]:
-    """The experiment's files, and what the command line has put over them.
+    """The experiment's files, and the values from the command line that override them.
 
-    A module is given a configuration: that of the workflow around it, or a part of it, which goes to a file of its own.
+    As a module, Megaboa gets its configuration from the surrounding workflow: all of it, or a part, which is written to
+    a file of its own.
     """
     given = list(workflow.config_settings.configfiles)
     if workflow.modifier.is_main_snakefile():
@@ -119,12 +123,12 @@ def configuration(workflow: Any, config: Tree) -> tuple[list[Path], Tree]:
 
 
 def looks_only(dry_run: bool, words: Collection[str]) -> bool:
-    """Whether a call submits nothing, by Snakemake's command line."""
+    """Whether a call of Snakemake with these words submits nothing."""
     return dry_run or not LOOKS.isdisjoint(words)
 
 
 def runs_of_job(words: Sequence[str]) -> set[str]:
-    """The runs that a job is about, by the command line of Snakemake in it; none where it is about something else."""
+    """The runs that a job is for, from the command line of the Snakemake inside it; none if it isn't for runs."""
     if "--target-jobs" not in words:
         return set()
     after = itertools.islice(words, words.index("--target-jobs") + 1, None)
@@ -142,8 +146,8 @@ def write_plan(
     command: str,
     restarted: Collection[str] = (),
 ) -> tuple[dict[str, str], list[Path]]:
-    """Write down what is planned: a call that only looks does so where no job reads it, one that works keeps what it
-    submits. Return which files stand for which in the look, and the configuration that jobs read.
+    """Write the plan: a dry run writes a preview that no job reads, a real call records what it submits. Return the
+    preview's replacements of files, and the copies of the configuration that jobs read.
 
     `mine`: no other process works on the experiment.
     """
@@ -159,20 +163,20 @@ def write_plan(
     shared.write()
     if looks:
         return {}, []
-    # What was looked at is old as soon as something is done.
+    # A real call makes the preview obsolete.
     shutil.rmtree(shared.folder / PREVIEW, ignore_errors=True)
     return {}, submitted.record(shared.folder, config_files, plan.submitted(restarted), command)
 
 
 def write_preview(plan: Plan, shared: Shared) -> dict[str, str]:
-    """Write a plan that is only looked at (`snakemake -n`) where no job reads it: the files that differ from the
-    experiment's. Return these, with what stands for each.
+    """Write the plan of a dry run (`snakemake -n`) where no job reads it. Return the files of the experiment that would
+    change, each with its replacement in the preview.
 
-    Snakemake says which jobs would run by comparing files. So those that would change are written to a folder of their
-    own, and take the place of the experiment's in that dry run.
+    Snakemake compares files to say which jobs would run. So the files that would change are written to the preview
+    folder, and replace the experiment's in the dry run only.
     """
     results, preview = shared.folder, shared.folder / PREVIEW
-    shutil.rmtree(preview, ignore_errors=True)  # all is newer than any result, or isn't there
+    shutil.rmtree(preview, ignore_errors=True)  # so all files in it are newer than any result
     found = {}
     for name, text in (*plan.texts(), *shared.texts()):
         path = results / name
@@ -183,20 +187,23 @@ def write_preview(plan: Plan, shared: Shared) -> dict[str, str]:
 
 
 def require_claim() -> None:
-    """Called before the first job."""
+    """Exit if another process works on the experiment. Called before the first job."""
     if _holder:
         sys.exit(f"{_holder[0]}. Wait for it, or end it, and try again.")
 
 
 def profile_resources(default_resources: Any) -> dict[str, str]:
-    """What a profile's default-resources say, by name. Account and partitions that it leaves open are found, and put
-    into them for all rules; a choice that the scheduler leaves to the user ends the call."""
+    """A profile's default-resources by name.
+
+    Account and partitions set to `auto` are looked up, and set for all rules. If the scheduler leaves a choice to the
+    user, the call ends.
+    """
     found = {name: _unquoted(str(getattr(value, "raw", value))) for name, value in (default_resources or {}).items()}
     if open_names := [name for name in cluster().names if found.get(name) == places.AUTO]:
         taken = places_of(open_names, {name: value for name, value in found.items() if name not in open_names})
         listed = ", ".join(f"{name} {value}" for name, value in taken.items())
         say(f"{listed}: for `{places.AUTO}` in the profile")
-        # Quoted: Snakemake takes a value for an expression of Python's, here and in jobs.
+        # Quoted, because Snakemake evaluates values as Python expressions, here and in jobs.
         words = [f"{name}={value!r}" for name, value in taken.items()]
         default_resources.update(type(default_resources).parse(words, allow_expressions=True))
         found |= taken
@@ -204,7 +211,7 @@ def profile_resources(default_resources: Any) -> dict[str, str]:
 
 
 def partition(profile: dict[str, str]) -> str | None:
-    """Of training, where jobs go to a cluster."""
+    """The partition for training; None without a cluster."""
     return cluster().where(profile).partition
 
 
@@ -213,7 +220,7 @@ def _unquoted(value: str) -> str:
 
 
 def places_of(names: Collection[str], known: dict[str, str]) -> dict[str, str]:
-    """Account and partitions that the profile leaves open. `known`: what it says."""
+    """Account and partitions that the profile leaves open. `known`: the profile's other values."""
     try:
         choice = places.choose(names, known)
     except InputError as error:
@@ -236,19 +243,19 @@ def places_of(names: Collection[str], known: dict[str, str]) -> dict[str, str]:
 
 
 def begin(plan: Plan, workflow: Any, trains: Collection[str]) -> None:
-    """Before the first job of a call; `trains`: the rules that start ranks."""
+    """Checks and preparations before the first job of a call. `trains`: the rules that start ranks."""
     executor = workflow.executor_plugin.name
     require_claim()
     use_zygote(plan, executor)
     require_cluster(plan, executor, starting(workflow.dag, trains))
-    if executor == cluster().profile:  # no other process may be left to change the nodes that waiting jobs avoid
+    if executor == cluster().profile:  # nobody else may be left to update the nodes that waiting jobs avoid
         bad_nodes.revise_in_background(Path("results"))
 
 
 def require_cluster(plan: Plan, executor: str, starting: Collection[str]) -> None:
-    """Called before the first job: several nodes are had from a scheduler only.
+    """Exit if a run needs several nodes and there is no scheduler to provide them. Called before the first job.
 
-    `starting`: the runs whose ranks this call will start. What comes before them needs no nodes, on any machine.
+    `starting`: the runs whose ranks this call will start. Earlier stages need no nodes, and run on any machine.
     """
     wide = next((run for run in plan.runs if run.name in starting and run.config.resources.nodes > 1), None)
     if wide and executor != cluster().profile:
@@ -260,8 +267,8 @@ def require_cluster(plan: Plan, executor: str, starting: Collection[str]) -> Non
 
 
 def use_this_machine(settings: Any, limits: Any) -> None:
-    """`snakemake data` needs no --cores: where a call names no number of jobs, as a cluster's does, it has all cores of
-    this machine. Two runs would both take its first GPUs: they take turns."""
+    """Use all cores of this machine if a call names neither cores nor a number of jobs, so `snakemake data` needs no
+    --cores. Training jobs run one at a time, because each would take the machine's first GPUs."""
     if settings.nodes is not None:
         return
     if settings.cores is None:
@@ -271,14 +278,14 @@ def use_this_machine(settings: Any, limits: Any) -> None:
 
 
 def use_zygote(plan: Plan, executor: str) -> None:
-    """Where all jobs are processes of this machine and of one Python, those that need Bridge are forked from one."""
+    """Let jobs that need Bridge be forked from one process, if all jobs run on this machine and in this Python."""
     here = executor == "local" and plan.experiment.image.runtime == "none"
     wanted = here and os.environ.get(local.FORKED) != "0"
     os.environ[local.FORKED] = plan.experiment.device if wanted else "0"
 
 
 def introduce(plan: Plan, on_cluster: bool) -> None:
-    """Say what was planned and, where it costs something, how much."""
+    """Print what was planned and, on a cluster or GPUs, what it costs."""
     for note in plan.notes:
         say(note)
     for warning in screen.warnings(plan):
@@ -292,7 +299,7 @@ def introduce(plan: Plan, on_cluster: bool) -> None:
 
 
 def asked_for(plan: Plan, on_cluster: bool) -> list[str]:
-    """What training asks of a cluster, and what can't be had."""
+    """What training asks of a cluster, and which requests can't be met."""
     said = []
     if recipes := sorted(name for name, model in plan.models.items() if not model.has_source):
         said.append(f"recipes have no Hugging Face import, export or proof: {', '.join(recipes)}")
@@ -303,10 +310,11 @@ def asked_for(plan: Plan, on_cluster: bool) -> list[str]:
 
 
 def end_with_one_screen(workflow: Any, plan: Plan, on_cluster: bool, quiet: Collection[Any]) -> None:
-    """Of a dry run. Snakemake would say of each job all its files, and calls no hook at the end.
+    """Replace a dry run's output by one screen. Snakemake would list all files of each job, and calls no hook at the
+    end.
 
-    With -p or --verbose it says so all the same, and the screen comes last. Else it is told to be `quiet` about jobs,
-    so that it doesn't compose output that isn't shown: for ten thousand runs that takes longer than the plan.
+    With -p or --verbose the list stays and the screen follows it. Otherwise Snakemake is set to `quiet`, so that it
+    doesn't compose output that nobody sees: for ten thousand runs that takes longer than the plan.
     """
     everything = _shows_jobs(workflow)
     if not everything:
@@ -314,7 +322,7 @@ def end_with_one_screen(workflow: Any, plan: Plan, on_cluster: bool, quiet: Coll
         workflow.logger_manager.logger.addFilter(lambda record: record.levelno >= logging.WARNING)
 
     def show() -> None:
-        if workflow.scheduler:  # else it has ended with an error, before it knew the jobs
+        if workflow.scheduler:  # otherwise Snakemake failed before it knew the jobs
             for line in screen.lines(plan, list(jobs_of(workflow.dag)), asked_for(plan, on_cluster), everything):
                 print(line)
 
@@ -327,7 +335,7 @@ def _shows_jobs(workflow: Any) -> bool:
 
 
 def jobs_of(dag: Any) -> Iterator[screen.Job]:
-    """The jobs that Snakemake would do, in an order in which they can be done; `all` does nothing itself."""
+    """The jobs that Snakemake would run, in topological order, without `all`, which does nothing itself."""
     needed = {job for job in dag.needrun_jobs(exclude_finished=False) if job.rule.name != "all"}
     for level in dag.toposorted(needed):
         for job in sorted(level, key=lambda job: (job.rule.name, *job.wildcards)):
@@ -335,7 +343,7 @@ def jobs_of(dag: Any) -> Iterator[screen.Job]:
 
 
 def reason(dag: Any, job: Any) -> str:
-    """Why a job runs, in a few words: of several reasons the first one that would do by itself."""
+    """Why a job runs, in a few words: the first reason that is sufficient by itself."""
     why = dag.reason(job)
     if why.forced:
         return "forced"
@@ -359,9 +367,9 @@ def concluding(
     onstart: Callable[[], None] | None = None,
     onerror: Callable[[], None] | None = None,
 ) -> Callable[..., None]:
-    """Snakemake's own `execute` with these hooks as well, and the report's verdict after it.
+    """Snakemake's own `execute` with our hooks added and the report's verdict at the end.
 
-    Of Snakemake's hooks none is called where nothing is to be done, and none can be sure to have the last word.
+    Snakemake calls no hook if there is nothing to do, and no hook is sure to come last.
     """
     execute = workflow.execute
 
@@ -389,21 +397,20 @@ def _both(hook: Callable[[], None], other: Callable[[Any], None]) -> Callable[[A
 
 
 def try_each_rule(dag: Any) -> None:
-    """Put together what one job of each rule does, as a dry run that is quiet about jobs does not: an error in a
-    profile's resources shows before anything is submitted."""
+    """Format one job of each rule, which a quiet dry run skips, so that an error in a profile's resources shows before
+    anything is submitted."""
     for job in {job.rule.name: job for job in dag.needrun_jobs(exclude_finished=False)}.values():
         job.log_info()
 
 
 def _is_made(rule: str, dag: Any) -> bool:
-    """Whether the call has asked for what a rule makes, and it is there."""
+    """Whether the call includes this rule, and its output is up to date."""
     jobs = [job for job in dag.jobs if job.rule.name == rule]
     return any(dag.finished(job) or not dag.needrun(job) for job in jobs)
 
 
 def conclude(results: str | Path) -> None:
-    """The last lines that a user sees: what the report comes to, and where it is. A failed check ends the call with an
-    error."""
+    """Print the report's verdict and path as the last lines of a call; exit with an error if a check failed."""
     found = read(Checks, ExperimentFolder(Path(results)).checks)
     by_state = {"checks": found.counts.checks, "runs": found.counts.runs}
     counts = "; ".join(f"{_count(states)} {what}" for what, states in by_state.items() if states)
@@ -422,7 +429,7 @@ def _more(failed: Sequence[Fault]) -> str:
 
 
 def print_failures(results: str | Path) -> None:
-    """After a call that failed: which runs and other jobs did, and what can be had without them."""
+    """Print which runs and other jobs failed, and what is available without them."""
     if not _holder and ExperimentFolder(Path(results)).plan.exists():
         for line in status.failed(Path(results).name, status.missing(Path(results))):
             say(line)
@@ -434,7 +441,7 @@ def print_failures(results: str | Path) -> None:
 
 
 def note_interrupts() -> None:
-    """Ctrl-C ends a call as before, but is not reported as a failure."""
+    """Note Ctrl-C, so that the interrupted call isn't reported as a failure; it still ends the call."""
 
     def noted(number: int, frame: Any) -> None:
         _interrupted.append(number)
@@ -445,10 +452,10 @@ def note_interrupts() -> None:
 
 
 def report_after_failure(results: str | Path, report: str, command: str, needed: Collection[str], dag: Any) -> None:
-    """Where every run is trained and measured, what failed besides training doesn't cost the report: it says so.
+    """Make the report in spite of failed jobs, if every run is trained and measured. The report names the failures.
 
-    It is made here and not by a job, as the rule needs what has failed. The next call tries that again, and then makes
-    the report by its rule.
+    It isn't made by a job, because the rule's inputs include what has failed. The next call retries the failed jobs,
+    and then makes the report by its rule.
     """
     asked = any(job.rule.name == report for job in dag.jobs)
     if _interrupted or _holder or not asked or _is_made(report, dag):
@@ -465,7 +472,7 @@ def report_after_failure(results: str | Path, report: str, command: str, needed:
 
 
 def _count(states: dict[str, int]) -> str:
-    """`7 of 7` where all passed, else each state with its number."""
+    """`all 7` if all passed, else the number of each state."""
     if set(states) == {"PASS"}:
         return "all {PASS}".format(**states)
     return ", ".join(f"{number} {state}" for state, number in states.items())
@@ -476,28 +483,27 @@ def say(text: str) -> None:
 
 
 def starting(dag: Any, rules: Collection[str]) -> set[str]:
-    """Runs whose ranks this call will start by these rules; known when the jobs are."""
+    """Runs whose ranks this call will start by these rules; only known once Snakemake knows the jobs."""
     return {job.wildcards.run for job in dag.needrun_jobs() if job.rule.name in rules}
 
 
 def call_again(config_files: Sequence[str | Path], given: dict[str, Any]) -> str:
-    """The command to call this again, without profiles and cores."""
+    """A command that repeats this call, without its profile and cores."""
     paths = map(os.path.relpath, config_files)
     return shlex.join(["snakemake", *(["--configfile", *paths] if config_files else []), *given_values(given)])
 
 
 def report_command(scripts: str, captions: str, results: str, config_files: Sequence[str | Path], command: str) -> str:
-    """What makes the report, which shows the configuration and the command."""
+    """The shell command that makes the report; configuration and command are shown in it."""
     words = [f"{scripts}/megaboa", "report", "--settings", f"{results}/specs/report.json", "--captions", captions]
     words += ["--config-file", *map(os.path.relpath, config_files), "--command", command]
     return shlex.join(["python", *words, "--out", f"{results}/report/index.html"])
 
 
 def conversion_commands(scripts: str, shared: Shared) -> tuple[str, str, str]:
-    """How model conversions are started:
+    """The shell words that start a model conversion: Python, the image option, and the starter for several ranks.
 
-    Python, the image, and the starter for several ranks. Their number of ranks is in specs/conversions, which is not an
-    input: it changes no weight.
+    The number of ranks is in specs/conversions, which is not an input, because it changes no weight.
     """
     results, scripts = shared.folder, shlex.quote(scripts)
     conversion = f"python {scripts}/convert.py --spec {results}/specs/conversions/{{model}}.json"
@@ -509,7 +515,7 @@ def conversion_commands(scripts: str, shared: Shared) -> tuple[str, str, str]:
 
 
 def export_command(shared: Shared, python: str, convert: str, run: str, kind: str) -> str:
-    """What starts a conversion of a run: `python`, or as many ranks as its model is converted by."""
+    """The command that converts a run: `python`, or the starter for as many ranks as its model's conversion uses."""
     model = shared.runs[run].model
     if shared.plan.models[model].conversion.ranks == 1:
         return python
@@ -517,10 +523,10 @@ def export_command(shared: Shared, python: str, convert: str, run: str, kind: st
 
 
 def own_experiment(workflow: Any, loaded: LoadedExperiment, target: str) -> tuple[list[Path], LoadedExperiment]:
-    """Put the experiment that `snakemake prove` or `snakemake tune` runs in the place of the user's: its file, and what
-    is in it.
+    """Replace the user's experiment by the one that `snakemake prove` or `snakemake tune` runs; return its file and
+    content.
 
-    Its jobs read that file alone: what `--config` gave is in it.
+    Its jobs read that file alone: values from `--config` are included in it.
     """
     tree, said = {"prove": proof.experiment, "tune": tuning.experiment}[target](loaded)
     path = proof.write(tree, ExperimentFolder(Path("results", tree["experiment"])).own_config)
@@ -547,7 +553,7 @@ def tuned(shared: Shared) -> str:
 
 
 def given_values(values: dict[str, Any]) -> list[str]:
-    """`--config` as it was given; Snakemake has turned the values into what they mean."""
+    """The words of `--config` from its values, which Snakemake has already parsed."""
     if not values:
         return []
     texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in values.items()}

@@ -1,4 +1,4 @@
-"""Adapters of a trained run: loaded with what they change, merged into it, written as the library `peft` reads.
+"""Adapters of a trained run: loading them with their base model, merging them, and writing them for the library `peft`.
 
 The CPU backend, where it is needed, must be active before this module is imported.
 """
@@ -37,19 +37,19 @@ from megaboa.records import Check, ImportRecord, ModelSource, read
 WEIGHTS = "adapter_model.safetensors"
 PREFIX = "base_model.model."
 A, B, MAGNITUDE = "lora_A.weight", "lora_B.weight", "lora_magnitude_vector"
-# How far a merged weight may be from what its parts give, in units of the last place of the largest weight.
+# Allowed deviation of a merged weight from base plus adapter, in units in the last place of the largest weight.
 ROUNDING = 2.0
 
 
 def base_of(folder: RunFolder) -> Path:
-    """The Megatron checkpoint that the adapters change."""
+    """The Megatron checkpoint of the base model that the adapters change."""
     if folder.run.parent:
         return tuning.parents_checkpoint(folder)
     return Path(read(ImportRecord, folder.model_manifest).checkpoint)
 
 
 def load(bridge: AutoBridge, folder: RunFolder, checkpoint: Path) -> list[torch.nn.Module]:
-    """The base with the adapters of a checkpoint."""
+    """The base model with the adapters of a checkpoint."""
     peft = tuning.adapters(folder.run)
     model = peft(load_checkpoint(bridge, base_of(folder)), training=False)
     tuning.require_adapters(peft, model)
@@ -58,7 +58,7 @@ def load(bridge: AutoBridge, folder: RunFolder, checkpoint: Path) -> list[torch.
 
 
 def restore(model: list[torch.nn.Module], peft: PEFT, checkpoint: Path) -> None:
-    """Load adapters: those of a checkpoint must be those of the model, no more and no fewer."""
+    """Load a checkpoint's adapters into a model. They must be exactly those that the model has."""
     wanted = apply_peft_adapter_filter_to_state_dict(_generate_model_state_dict(model, {}), peft)
     found, beyond, _ = dist_checkpointing.load(wanted, str(checkpoint), strict=StrictHandling.RETURN_ALL)
     lost = model[0].load_state_dict(found["model"], strict=False).missing_keys
@@ -75,7 +75,7 @@ def _is_weight_of_adapter(name: str) -> bool:
 
 
 def merge(model: list[torch.nn.Module]) -> None:
-    """Add the adapters to the weights that they change, and take them away: a model as it was before them."""
+    """Add the adapters to the weights that they change, and remove them, so that a model without adapters is left."""
     for chunk in model:
         wrapped = [(name, part) for name, part in chunk.named_modules() if isinstance(part, AdapterWrapper)]
         for name, part in wrapped:
@@ -98,14 +98,14 @@ def _merged(part: AdapterWrapper, weight: torch.Tensor) -> torch.Tensor:
 def save(
     bridge: AutoBridge, model: list[torch.nn.Module], folder: RunFolder, source: ModelSource, target: Path
 ) -> None:
-    """As `peft` reads them; of a model that still has them."""
+    """Write the adapters of a model, before they are merged, in the format of `peft`."""
     parent = folder.run.parent
     base = str(parent) if parent else folder.run.model.get("hf") or source.path
     bridge.save_hf_adapter(model, target, tuning.adapters(folder.run), base, show_progress=False)
 
 
 def magnitudes(model: list[torch.nn.Module]) -> list[tuple[torch.nn.Parameter, torch.Tensor]]:
-    """Of DoRA: weights, and a number for each of their rows. Training may have made it negative."""
+    """DoRA's magnitudes: weights, each with one number per row, which training may have made negative."""
     parts = [part for chunk in model for part in chunk.modules() if isinstance(part, DoRALinear)]
     return [(part.to_wrap.weight, part.adapter.weight_magnitude.detach()) for part in parts]
 
@@ -116,8 +116,10 @@ def add_magnitudes(
     folder: Path,
     rows: Sequence[tuple[torch.nn.Parameter, torch.Tensor]],
 ) -> None:
-    """Bridge writes DoRA's matrices alone. Of the merged model every row is filled with its magnitude for a moment, so
-    that Bridge gives them Hugging Face's names and order.
+    """Add DoRA's magnitudes to the exported adapters, because Bridge only writes the matrices.
+
+    The rows of the merged model are temporarily filled with their magnitudes, so that Bridge's export provides the
+    names and order of Hugging Face.
     """
     found = load_file(folder / WEIGHTS)
     modules = {name.removesuffix(A) for name in found if name.endswith(A)}
@@ -137,8 +139,9 @@ def add_magnitudes(
 def prove(
     bridge: AutoBridge, folder: RunFolder, export: Path, reference: PreTrainedModel
 ) -> tuple[list[Check], dict[str, str]]:
-    """The exported weights are the base and the adapters, and `peft` makes the same model of these. `reference`:
-    transformers' model of the exported weights. Also what could not be looked at.
+    """Prove that the exported weights are the base plus the adapters, and that `peft` builds the same model from these.
+
+    `reference`: transformers' model of the exported weights. Also returns checks that were not possible, and why.
     """
     base = load_checkpoint(bridge, base_of(folder))
     with Tensors(export) as merged:
@@ -155,7 +158,7 @@ def _hf(bridge: AutoBridge, model: list[torch.nn.Module]) -> Iterator[tuple[str,
 def _sums(
     base: dict[str, torch.Tensor], adapters: dict[str, torch.Tensor], merged: Tensors, folder: RunFolder
 ) -> Check:
-    """Every weight is the base's, bit for bit, or the base's with its adapter."""
+    """Check that every weight is the base's, bit for bit, or the base's plus its adapter."""
     scale = folder.run.tuning["alpha"] / folder.run.tuning["rank"]
     wrong, changed, largest = [], 0, 0.0
     for name in merged:
@@ -178,7 +181,7 @@ def _sums(
 
 
 def _same_by_peft(base: dict[str, torch.Tensor], export: Path, reference: PreTrainedModel) -> Check:
-    """`peft` with the base and the adapter gives the logits of the merged model, both in fp32."""
+    """Check that `peft`, with base and adapter, yields the logits of the merged model, both in fp32."""
     from peft import PeftModel
 
     tokens = torch.randint(

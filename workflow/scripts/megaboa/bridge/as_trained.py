@@ -1,6 +1,5 @@
-"""A run with the values that its recipe chose, as Bridge wrote them into the checkpoint: a recipe's run.json has only
-the keys that the experiment sets.
-"""
+"""A recipe's run with the values that the recipe chose, read from the configuration that Bridge writes into
+checkpoints. run.json only has the keys that the experiment sets."""
 
 from __future__ import annotations
 
@@ -17,11 +16,11 @@ from megaboa.records import RunSpec, TrainRecord, Tree, read
 
 RUN_CONFIG = "run_config.yaml"
 SECTIONS = ("training", "optimizer", "schedule", "parallel")
-UNSAID = {"training.train_tokens", "training.precision", "parallel.fsdp"}  # one field of Bridge's doesn't say them
+UNSAID = {"training.train_tokens", "training.precision", "parallel.fsdp"}  # not determined by a single field of Bridge
 
 
 def as_trained(folder: RunFolder) -> RunSpec:
-    """Of a run that is trained and has saved."""
+    """run.json of a trained run that has saved, completed with the recipe's own values."""
     run = folder.run
     if not run.is_recipe:
         return run
@@ -41,7 +40,7 @@ def _value(saved: Tree, field: str) -> Any:
 
 
 def _precision(saved: Tree) -> str:
-    """As `training.precision` names it, as far as the checkpoint tells."""
+    """The value of `training.precision`, as far as the checkpoint tells."""
     mixed, model = saved.get("mixed_precision"), saved["model"]
     if isinstance(mixed, str):
         return mixed

@@ -1,4 +1,4 @@
-"""A calibration of this machine: everything measured, one after the other, and what is said of it."""
+"""Calibration of this machine: runs all measurements one after the other, and formats the result."""
 
 from __future__ import annotations
 
@@ -18,8 +18,11 @@ from megaboa.run import nvml
 
 
 def measure(device: torch.device, rank: int, ranks_per_node: int) -> Calibration:
-    """By every rank of a job at the same time, so that the GPUs share power and the host as in training; what the
-    first one found is the result. Ranks meet for the host's times and for the collectives."""
+    """Run all measurements, by every rank of a job at the same time, so that GPUs share power and the host as in
+    training.
+
+    The first rank's results count. Ranks synchronize for the host's times and for collectives.
+    """
     bench = Bench(device)
     begun = time.monotonic()
 
@@ -35,11 +38,11 @@ def measure(device: torch.device, rank: int, ranks_per_node: int) -> Calibration
     attention = kernel_times.attention(bench)
     done("attention")
     grouped = _each(kinds, lambda kind: kernel_times.experts(bench, kind), done, "experts")
-    # Without a device, as in training: else each of Megatron's groups would connect at once.
+    # Without a device, as in training; with one, each of Megatron's groups would connect immediately.
     dist.init_process_group("nccl" if bench.is_gpu else "gloo", timeout=timedelta(seconds=120))
     node, network = kernel_times.links(bench, ranks_per_node)
     done("collectives")
-    # On the CPU what ranks send each other is the host's work too, and counted as such.
+    # On the CPU, communication between ranks is the host's work too, and counts as such.
     sharing = ranks_per_node if bench.is_gpu else 1
     host = host_times.measure(bench, sharing, lambda work: _each(kinds, work, done, "host"))
     done("host of layers that ranks share, and of experts")
@@ -64,7 +67,7 @@ def measure(device: torch.device, rank: int, ranks_per_node: int) -> Calibration
 
 
 def _each[T](kinds: list[str], work: Callable[[str], T | None], done: Callable[[str], None], what: str) -> dict[str, T]:
-    """By type; one that this GPU or stack doesn't have is left out, and said to be."""
+    """Measurements by type; types that this GPU or stack lacks are reported and left out."""
     found: dict[str, T] = {}
     for kind in kinds:
         try:
@@ -83,7 +86,7 @@ def _each[T](kinds: list[str], work: Callable[[str], T | None], done: Callable[[
 
 
 def _alone(memory: Law) -> Link:
-    """One GPU has no link: a copy in its own memory stands for it."""
+    """Stand-in for the links of a single GPU: copies within its own memory."""
     law = Law(rate=memory.rate / 2, latency=memory.latency)
     return Link(ranks=1, all_reduce=law, all_gather=law, reduce_scatter=law, all_to_all=law, send=law)
 
@@ -96,7 +99,7 @@ def _driver() -> str | None:
 
 
 def told(found: Calibration) -> str:
-    """For people: rates, latencies, and how well the laws fit."""
+    """A summary for people: rates, latencies, and how well the laws fit."""
     lines = [f"{found.name} ({', '.join(f'{name} {value}' for name, value in found.stack.items())})"]
     for what, laws in (("products", found.products), ("grouped", found.grouped), ("attention", found.attention)):
         lines += [_line(f"{what} {name}", law, 1e12, "TFLOP/s") for name, law in laws.items()]

@@ -1,6 +1,6 @@
-"""What a rank records while it trains: one JSON line per event, through Bridge's callbacks.
+"""Recording of a rank's training: one JSON line per event, through Bridge's callbacks.
 
-The console can't be the source: it drops NaN losses and spreads its lines over ranks.
+The console can't be the source, because it drops NaN losses and spreads its lines over ranks.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from megaboa.run import checkpoints
 from megaboa.run.claims import newest as newest_claim
 
 FENCE_SECONDS = 5.0
-# What Bridge says (training/setup.py), and which phase has ended then.
+# Messages of Bridge (training/setup.py), and the phase that ends with each.
 SETUP = {
     "after megatron is initialized": "connected",
     "after model, optimizer, and learning rate scheduler are built": "model",
@@ -49,10 +49,10 @@ SETUP = {
 
 
 class StepWriter(Callback):
-    """Events of the run as the last rank sees them (it holds the last pipeline stage, where the loss is)."""
+    """Writes the events of the last rank, which holds the last pipeline stage, where the loss is computed."""
 
     def __init__(self, path: Path, reached: Mapping[str, float] | None = None):
-        """`reached`: phases that this process has come to before, and when."""
+        """`reached`: earlier phases that this process has completed, with their times."""
         self._stream = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
         self._started = self._evaluation_started = 0.0
         self._lr: float | None = None
@@ -61,7 +61,7 @@ class StepWriter(Callback):
         self._write(Phase(phase="configured"))
 
     def follow(self, setup: ModuleType) -> None:
-        """Hear what `megatron.bridge.training.setup` says on all ranks while it goes on."""
+        """Note the phases of Bridge's setup, from the messages of `megatron.bridge.training.setup` on all ranks."""
         say = setup.barrier_and_log
 
         def heard(text: str) -> None:
@@ -72,7 +72,7 @@ class StepWriter(Callback):
         setup.barrier_and_log = heard
 
     def on_data_init_start(self, context: CallbackContext) -> None:
-        self._write(Phase(phase="built"))  # the model and its optimizer, and a checkpoint is read
+        self._write(Phase(phase="built"))  # the model and its optimizer are built, and a checkpoint is loaded
 
     def on_train_start(self, context: CallbackContext) -> None:
         gpu = torch.cuda.get_device_name() if torch.version.cuda and torch.cuda.is_initialized() else None
@@ -86,7 +86,7 @@ class StepWriter(Callback):
     def on_train_step_end(self, context: CallbackContext) -> None:
         losses = _floats(context.loss_dict)
         step = Step(
-            step=_step(context) + 1,  # Bridge counts it only after this callback
+            step=_step(context) + 1,  # Bridge only increments it after this callback
             seconds=time.perf_counter() - self._started,
             loss=losses.get("lm loss"),
             grad_norm=None if context.grad_norm is None else float(context.grad_norm),
@@ -117,7 +117,10 @@ class StepWriter(Callback):
         self._write(Saved(step=_step(context), seconds=time.time() - self._last_written))
 
     def copied(self, step: int, seconds: float) -> None:
-        """The nodes have copies of a step (`bridge/local_copies.py`); Bridge's callback is for checkpoints."""
+        """Record a save to copies on the nodes (`bridge/local_copies.py`).
+
+        Bridge's callback only covers checkpoints.
+        """
         self._write(Saved(step=step, seconds=seconds, local=True))
 
     def on_train_end(self, context: CallbackContext) -> None:
@@ -129,7 +132,7 @@ class StepWriter(Callback):
 
 
 class CheckpointMarker(Callback):
-    """Rank 0 marks a checkpoint as complete when the save is over on every rank."""
+    """Marks a checkpoint as complete, on rank 0, when the save is finished on every rank."""
 
     def __init__(self, folder: Path):
         self._folder = folder
@@ -139,10 +142,11 @@ class CheckpointMarker(Callback):
 
 
 class Fence(Callback):
-    """Ends a rank whose run another process has claimed, and receives stop requests when signals don't arrive.
+    """Ends a rank whose run another process has claimed, and receives stop requests if signals don't arrive.
 
-    A node that the scheduler has lost may still reach the file system: its ranks must stop writing. One rank per node
-    checks; without it no other rank finishes another step or enters a save, because all ranks synchronize there.
+    A node that the scheduler has lost may still reach the file system, but its ranks must stop writing. One rank per
+    node checks this; when it exits, no other rank completes a step or starts a save, because these synchronize all
+    ranks.
     """
 
     def __init__(self, claims: Path, claim: int, stop_now: Path):
@@ -160,16 +164,14 @@ class Fence(Callback):
             sys.stderr.flush()
             os._exit(1)
         if self._stop_now.exists():
-            # As if the supervisor's signal had come: after each step Bridge asks all ranks whether one has got it, so
-            # that they save and end at the same step, whoever has seen the file first.
+            # Act as if the supervisor's signal had arrived: after each step Bridge asks all ranks whether one has
+            # received it, so that they save and end at the same step, no matter which of them saw the file first.
             signal.raise_signal(signal.SIGTERM)
 
 
 class EndRecord(Callback):
-    """Every rank says at which step its training ended: the proof of completion for runs that save nothing.
-
-    And how much memory of its GPU was in use at most, in bytes: by tensors, and held for them.
-    """
+    """Records at which step every rank's training ended, which proves completion for runs that save nothing, and the
+    peak of GPU memory in bytes: allocated by tensors, and reserved."""
 
     def __init__(self, attempt: AttemptFolder, rank: int):
         self._path = attempt.end_record(rank)
@@ -191,21 +193,21 @@ def _floats(losses: Mapping[str, Any] | None) -> dict[str, float]:
 
 
 def _flops_per_token(config: Any) -> float | None:
-    """As Bridge counts them, for samples of the full length; None where it can't, which must not end the training."""
+    """Bridge's count for samples of full length; None if it can't count, which must not end the training."""
     with contextlib.suppress(Exception):
         if getattr(config.model, "vision_config", None) is not None:
-            return None  # Bridge leaves out the vision tower
+            return None  # Bridge doesn't count the vision tower
         from megatron.bridge.training.utils.flop_utils import num_floating_point_operations
 
         counted = float(num_floating_point_operations(config, 1))
-        if config.peft is not None:  # Bridge counts gradients of frozen weights, too
+        if config.peft is not None:  # Bridge also counts gradients of frozen weights
             counted = flops.of_frozen(_sizes(config), counted)
         return counted / config.dataset.seq_length
     return None
 
 
 def _sizes(config: Any) -> Facts:
-    """What attention's scores depend on."""
+    """The sizes that the attention scores' operations depend on."""
     model = config.model
     sizes = Model(layers=model.num_layers, heads=model.num_attention_heads, head_dim=model.kv_channels)
     return Facts(model=sizes, training=Training(seq_length=config.dataset.seq_length))
@@ -216,5 +218,5 @@ def _samples_per_evaluation(config: Any) -> int:
 
 
 def _tokens_per_step(config: Any) -> int:
-    """Of the step that has just been done: the batch need not have one size in every Megatron."""
+    """Tokens of the step just done. The size of the batch may vary in some versions of Megatron."""
     return get_current_running_global_batch_size() * config.dataset.seq_length

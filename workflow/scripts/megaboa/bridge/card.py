@@ -1,4 +1,4 @@
-"""The model card of an export: what it is, what it was trained on and how, and what came out."""
+"""The model card of an export: the model, its training, its data, and its results."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def card(
     commit: str | None,
     versions: dict[str, str],
 ) -> str:
-    """The README.md of the exported folder. The same run gives the same text."""
+    """The README.md of the exported folder. The same run always yields the same text."""
     title = f"{folder.experiment}: {folder.name}"
     sections = [
         _front_matter(folder, source, license),
@@ -45,7 +45,7 @@ def card(
 
 
 def _tuning(folder: RunFolder) -> list[str]:
-    """What was learned of examples, and where the adapters are."""
+    """The section about fine-tuning, and where the adapters are."""
     run, wanted = folder.run, folder.run.tuning
     if not run.is_tuned:
         return []
@@ -61,13 +61,13 @@ def _tuning(folder: RunFolder) -> list[str]:
 
 
 def _front_matter(folder: RunFolder, source: ModelSource, license: str | None) -> str:
-    """YAML, of which JSON is a part: strings need no rules of our own."""
+    """The YAML header. Values are written as JSON, a subset of YAML, so strings need no escaping rules of our own."""
     fields: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": "text-generation"}
     fields["tags"] = ["megatron-bridge", "megaboa"]
     if license:
         fields["license"] = license
     model = folder.run.model
-    if model["init"] == "pretrained" and source.revision:  # of the hub: a path says nothing to others
+    if model["init"] == "pretrained" and source.revision:  # from the hub; a local path means nothing to others
         fields["base_model"] = model["hf"]
     return "---\n" + "".join(f"{name}: {json.dumps(value)}\n" for name, value in fields.items()) + "---\n"
 
@@ -100,20 +100,20 @@ def _training(folder: RunFolder, source: ModelSource, iteration: int, evaluation
 
 
 def _tokens(folder: RunFolder, iteration: int) -> int:
-    """With those of the run that this one continues from."""
+    """Tokens seen up to this iteration, including those of parent runs."""
     training, parent = as_trained(folder).training, folder.run.parent
     first = parent.steps_done if parent else 0
     return _tokens_before(folder) + (iteration - first) * training["global_batch_size"] * training["seq_length"]
 
 
 def _tokens_before(folder: RunFolder) -> int:
-    """Those of the run that this one continues from."""
+    """Tokens seen by parent runs."""
     parent = folder.run.parent
     return _tokens(folder.parent_folder, parent.iteration) if parent else 0
 
 
 def _data(folder: RunFolder, iteration: int) -> dict[str, str]:
-    """What was trained on, with its share of the blend and what was read of it; what was only looked at says so."""
+    """Training data, each with its share of the blend and the tokens read; corpora only used for evaluation say so."""
     trained = split_blends(folder.run.data).get("train", {})
     own = _tokens(folder, iteration) - _tokens_before(folder)
     rows = {}
@@ -122,7 +122,7 @@ def _data(folder: RunFolder, iteration: int) -> dict[str, str]:
         use = (
             f"{share:.4g} of the blend, about {share * own:,.0f} tokens read" if share else "not trained on, evaluated"
         )
-        if corpus.examples:  # sequences are padded
+        if corpus.examples:  # token counts would include padding
             rows[name] = f"{corpus.documents:,} examples, digest {corpus.digest[:12]}"
             continue
         rows[name] = f"{use}; {corpus.documents:,} documents, {corpus.tokens:,} tokens, digest {corpus.digest[:12]}"

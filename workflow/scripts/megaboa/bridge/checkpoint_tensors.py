@@ -1,7 +1,7 @@
-"""What a checkpoint holds, compared with another run's: every tensor, the counters, the random number states.
+"""Comparison of checkpoints: every tensor, the counters, and the random number states.
 
-Read as PyTorch's distributed checkpoints, by name, without a model: so two layouts' checkpoints can be compared, and
-memory is needed for two tensors at a time.
+They are read as PyTorch's distributed checkpoints, by name and without a model. So checkpoints of different layouts can
+be compared, with memory for two tensors at a time.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ import torch.distributed.checkpoint as dcp
 from megaboa.records import Tree
 
 OPTIMIZER = "optimizer."
-SHARDS = "optimizer.distributed."  # of the ranks, where they aren't gathered
+SHARDS = "optimizer.distributed."  # prefix of optimizer shards that belong to ranks, if the state wasn't gathered
 COMMON, RANDOM = "common_state", "rng_state"
-# Megatron pads their rows so that tensor ranks divide them.
+# Megatron pads their rows to a multiple for tensor parallel ranks.
 PADDED = ("word_embeddings.weight", "output_layer.weight")
-PIECE = 1 << 24  # numbers that are compared at once: 64 MB in fp32
-# Counters of `train_state.pt` that every layout has alike.
-OF_LAYOUT = {"params", "is_expert_parallel"}  # of a group of parameters: which these are, and where they lie
+PIECE = 1 << 24  # elements compared at a time: 64 MB in fp32
+# Counters of `train_state.pt` that are the same in every layout.
+OF_LAYOUT = {"params", "is_expert_parallel"}  # fields of a parameter group that depend on the layout
 COUNTED = ("step", "consumed_train_samples", "skipped_train_samples", "consumed_valid_samples")
 
 
 @dataclass(frozen=True)
 class Distance:
-    """Of a tensor from the reference's."""
+    """Distance of a tensor from the reference's."""
 
     relative: float  # the norm of the difference, divided by the reference's norm
-    numbers: int = 0  # that differ
+    numbers: int = 0  # number of elements that differ
     of: int = 0
 
     @property
@@ -58,12 +58,12 @@ class Checkpoint:
 
     @cached_property
     def tensors(self) -> dict[str, tuple[int, ...]]:
-        """Shapes by name."""
+        """Shapes of the tensors, by name."""
         return {name: tuple(kind.size) for name, kind in self._kinds.items() if hasattr(kind, "size")}
 
     @property
     def has_shards(self) -> bool:
-        """Whether its optimizer's tensors are those of ranks, and not those of parameters."""
+        """Whether the optimizer's tensors are shards of ranks, not states of parameters."""
         return any(name.startswith(SHARDS) for name in self.tensors)
 
     def tensor(self, name: str) -> torch.Tensor:
@@ -73,7 +73,7 @@ class Checkpoint:
         return wanted[name]
 
     def objects(self, prefix: str) -> Tree:
-        """What isn't a tensor, by name."""
+        """The entries that aren't tensors, by name."""
         names = [name for name, kind in self._kinds.items() if not hasattr(kind, "size") and name.startswith(prefix)]
         wanted: Tree = {name: io.BytesIO() for name in names}
         if names:
@@ -82,18 +82,18 @@ class Checkpoint:
 
     @cached_property
     def counters(self) -> Tree:
-        """How far the run has come, as every part of its state says it, and the optimizer's settings."""
+        """The run's counters according to every part of its state, and the optimizer's settings."""
         states = [state for found in self.objects(COMMON).values() for state in found]
         return counters(states, torch.load(self.folder / "train_state.pt", weights_only=True))
 
 
 def counters(states: Collection[Tree], train_state: Tree) -> Tree:
-    """`states`: what a checkpoint holds next to tensors."""
+    """The counters of a checkpoint. `states`: its entries that aren't tensors."""
     found = {name: _plain(train_state[name]) for name in COUNTED if name in train_state}
     for state in states:
         found |= {f"schedule.{name}": value for name, value in (state.get("opt_param_scheduler") or {}).items()}
     groups = [group for state in states for group in _groups(state.get("optimizer") or {})]
-    # By how many groups there are: a layout may have one more, with the same settings.
+    # As a set of values, because a layout may have one more group with the same settings.
     for name in sorted({name for group in groups for name in group} - OF_LAYOUT):
         values = {repr(_plain(group[name])) for group in groups if name in group}
         found[f"optimizer.{name}"] = " and ".join(sorted(values))
@@ -101,7 +101,7 @@ def counters(states: Collection[Tree], train_state: Tree) -> Tree:
 
 
 def _groups(state: Any) -> Iterator[Tree]:
-    """The groups of parameters of all optimizers."""
+    """The parameter groups of all optimizers."""
     if isinstance(state, dict):
         for name, part in state.items():
             if name == "param_groups":
@@ -131,13 +131,14 @@ def same(one: Any, other: Any) -> bool:
 
 @dataclass(frozen=True)
 class Difference:
-    """Of two checkpoints' tensors, by name; `missing`: what only one of them has, or what has another shape."""
+    """Differences between the tensors of two checkpoints. `missing`: tensors that one of them lacks, or of different
+    shapes."""
 
     distances: dict[str, Distance]
     missing: tuple[str, ...]
 
     def part(self, optimizer: bool) -> Difference:
-        """Of the optimizer's tensors, or of the weights."""
+        """Only the differences in the optimizer's tensors, or only those in the weights."""
         chosen = {name: one for name, one in self.distances.items() if name.startswith(OPTIMIZER) == optimizer}
         return Difference(chosen, tuple(name for name in self.missing if name.startswith(OPTIMIZER) == optimizer))
 
@@ -151,7 +152,7 @@ class Difference:
 
 
 def differences(reference: Checkpoint, others: Mapping[str, Checkpoint]) -> dict[str, Difference]:
-    """Of each of the other checkpoints from the reference's. Each tensor of the reference is read once."""
+    """The differences between each of the other checkpoints and the reference, whose tensors are read only once."""
     distances: dict[str, dict[str, Distance]] = {name: {} for name in others}
     missing = {name: sorted(_missing(other, reference)) for name, other in others.items()}
     for tensor, shape in reference.tensors.items():
@@ -175,9 +176,9 @@ def _comparable(name: str, shape: tuple[int, ...], other: Checkpoint) -> bool:
 
 
 def distance(expected: torch.Tensor, found: torch.Tensor) -> Distance:
-    """Of the rows that both have."""
+    """The distance over the rows that both tensors have."""
     rows = min(len(expected), len(found)) if expected.dim() else None
-    one, other = expected[:rows].flatten(), found[:rows].flatten()  # [:None] is all of it
+    one, other = expected[:rows].flatten(), found[:rows].flatten()  # [:None] takes all
     count, apart, size = 0, 0.0, 0.0
     for begin in range(0, one.numel(), PIECE):
         ours, theirs = one[begin : begin + PIECE], other[begin : begin + PIECE]
@@ -191,11 +192,11 @@ def distance(expected: torch.Tensor, found: torch.Tensor) -> Distance:
 
 
 def _bits(numbers: torch.Tensor) -> torch.Tensor:
-    """A row of bytes for each number."""
+    """The bytes of each element, as a row."""
     return numbers.contiguous().view(torch.uint8).reshape(numbers.numel(), -1)
 
 
 def short(name: str) -> str:
-    """As it is said to people: the optimizer's state of a weight by the weight's name."""
+    """A readable name: for the optimizer's state, it refers to the weight."""
     found = re.fullmatch(r"optimizer\.state\.(\w+?)\.(.+)", name)
     return f"{found[1]} of {found[2]}" if found else name

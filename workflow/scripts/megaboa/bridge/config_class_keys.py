@@ -1,5 +1,5 @@
 """The keys that a Hugging Face config of each family can have: those of the installed transformers' config classes, and
-those that the installed Megatron-Bridge reads without their being declared."""
+those that the installed Megatron-Bridge reads without a declaration."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from typing import Any
 from megaboa.records import Tree
 
 READERS = {"getattr", "hasattr"}
-NO_KEYS = {"config", "to_json_string"}  # of the class, or of what holds the config
-# What real configs hold, and transformers takes or ignores without declaring it.
+NO_KEYS = {"config", "to_json_string"}  # attributes of the config class, or of the object that holds the config
+# Keys that real configs have, and that transformers accepts or ignores without declaring them.
 TAKEN = (
     *("_name_or_path", "_attn_implementation", "attn_implementation", "auto_map", "model_type", "output_attentions"),
     *("partial_rotary_factor", "pretraining_tp", "quantization_config", "rope_scaling", "rope_theta", "torch_dtype"),
@@ -26,7 +26,7 @@ TAKEN = (
 
 
 def found(families: Iterable[str]) -> Tree:
-    """What config/config_keys.json holds, so that the plan knows them without importing transformers."""
+    """The content of config/config_keys.json, so that the plan needs no import of transformers."""
     from transformers import CONFIG_MAPPING, PretrainedConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -49,7 +49,7 @@ def found(families: Iterable[str]) -> Tree:
 
 
 def keys_of(config: Any) -> set[str]:
-    """Fields, and other names of them; those of older versions are taken from what else was given."""
+    """Fields of a config class and their aliases, including older names that its code takes from kwargs."""
     aliases = config.attribute_map
     sources = [inspect.getsource(one) for one in config.__mro__ if one.__module__.startswith("transformers.models")]
     older = {name for source in sources for name in re.findall(r"""kwargs\.(?:pop|get)\(["'](\w+)["']""", source)}
@@ -57,7 +57,7 @@ def keys_of(config: Any) -> set[str]:
 
 
 def read_by_bridge(model: str | None) -> set[str]:
-    """Attributes of Hugging Face configs in the source of the converter of a class of models, and in what all share."""
+    """Config attributes read by the source of a model class's converter, or by code that all converters share."""
     spec = find_spec("megatron")
     models = Path(next(iter(spec.submodule_search_locations or ()))) / "bridge" / "models" if spec else Path()
     registered = re.compile(rf"source=[\"']?{model}\b")
@@ -69,7 +69,7 @@ def read_by_bridge(model: str | None) -> set[str]:
 
 
 def names_in(node: ast.AST) -> set[str]:
-    """`getattr(hf_config, "x", None)`, `hf_config.get("x")`, and tables of names with CONFIG_MAPPING in theirs."""
+    """Keys in `getattr(hf_config, "x", None)`, `hf_config.get("x")`, and tables whose name contains CONFIG_MAPPING."""
     match node:
         case ast.Call(func=ast.Name(id=called), args=[read, ast.Constant(value=str(name)), *_]) if called in READERS:
             return {name} if is_config(read) else set()
@@ -83,7 +83,7 @@ def names_in(node: ast.AST) -> set[str]:
 
 
 def is_config(node: ast.AST) -> bool:
-    """A Hugging Face config by its name in the source."""
+    """Whether a node of the source is a Hugging Face config, by its name."""
     return isinstance(node, ast.Name | ast.Attribute) and ast.unparse(node).split(".")[-1] in (
         *("hf_config", "hf_text_config", "text_config", "llm_config"),
     )

@@ -1,4 +1,4 @@
-"""What the rules look at, read from Bridge's ConfigContainer as it is before its own validation."""
+"""Facts for the rules, read from Bridge's ConfigContainer before its own validation."""
 
 from __future__ import annotations
 
@@ -69,13 +69,13 @@ def facts_of(config: ConfigContainer, run: RunSpec, launch: LaunchSpec, profile:
 
 
 def tokenizer_vocabulary(config: ConfigContainer) -> int | None:
-    """How many tokens there are; None where the tokenizer is out of reach."""
+    """Number of tokens; None if the tokenizer isn't available."""
     tokenizer = config.tokenizer
     return _vocabulary(tokenizer.tokenizer_type, str(tokenizer.tokenizer_model), tokenizer.vocab_size)
 
 
 def _with_marks(tokens: int | None, dataset: Any) -> int | None:
-    """What BERT and T5 need in addition (masked_data.py)."""
+    """The vocabulary plus the tokens that BERT and T5 need (masked_data.py)."""
     return None if tokens is None else tokens + len(getattr(dataset, "marks", ()))
 
 
@@ -85,18 +85,18 @@ def _vocabulary(kind: str, model: str, size: int | None) -> int | None:
         return size
     try:
         return int(build_tokenizer(TokenizerConfig(tokenizer_type=kind, tokenizer_model=model)).vocab_size)
-    except Exception:  # of the hub, or of a kind that asks for more than a name
+    except Exception:  # the hub fails, or this kind of tokenizer needs more than a name
         return None
 
 
 def _value(config: ConfigContainer, field: str) -> Any:
-    """A field's value; absent, where a section isn't there or this kind of model has no such field."""
+    """A field's value; _ABSENT if a section is missing or this kind of model has no such field."""
     value: Any = config
     for name in field.split("."):
         if value is None or not hasattr(value, name):
             return _ABSENT
         value = getattr(value, name)
-    if name == "cuda_graph_modules":  # or by its former name, with the full iteration as one of them
+    if name == "cuda_graph_modules":  # or its former name, which lists the full iteration as a module
         whole = (
             ["full_iteration"] if config.model.cuda_graph_impl == "local" and is_full_iteration(config.model) else []
         )
@@ -107,8 +107,8 @@ def _value(config: ConfigContainer, field: str) -> Any:
 
 
 def _with_vocabulary(facts: Facts, of_tokenizer: bool) -> Facts:
-    """As setup.py settles it: the tokenizer's, padded, where Bridge is told to take that or the model names none; else
-    the model's, as it is."""
+    """The vocabulary as determined by setup.py: the tokenizer's with padding, if Bridge is told to use that or the
+    model has none; otherwise the model's, unchanged."""
     model = facts.model
     known = model.tokenizer_vocab is not None
     if model.vocab_size is None or (of_tokenizer and known):
@@ -119,14 +119,14 @@ def _with_vocabulary(facts: Facts, of_tokenizer: bool) -> Facts:
 
 
 def _with_loss(facts: Facts) -> Facts:
-    """Our kernel replaces Megatron's, which the configuration names."""
+    """Account for our loss kernel, which replaces the one of Megatron that the configuration names."""
     if "loss" not in kernels.in_use or facts.kernels.loss_kernel != "native":
         return facts
     return dataclasses.replace(facts, kernels=dataclasses.replace(facts.kernels, loss_kernel="ours"))
 
 
 def _completed(facts: Facts) -> Facts:
-    """What Megatron fills in by itself while it validates."""
+    """Add the values that Megatron itself fills in during validation."""
     model = facts.model
     heads, hidden = model.heads, model.hidden
     model = dataclasses.replace(
@@ -147,7 +147,7 @@ def _fsdp(config: ConfigContainer) -> str:
 
 
 def _precision(config: ConfigContainer) -> str | None:
-    """As `training.precision` says it. A recipe gives Bridge's name, or what that name stands for."""
+    """The value of `training.precision`. A recipe has Bridge's name, or the object that the name stands for."""
     mixed = config.mixed_precision
     if mixed is None or isinstance(mixed, str):
         return mixed

@@ -1,7 +1,7 @@
 """From `run.json` to Bridge's ConfigContainer.
 
-`build` sets what can change the losses, `place` where the run lies and what it saves; together they are what `pretrain`
-gets. Preflight uses `build` alone.
+`build` sets everything that can change the losses; `place` sets where the run is stored and what it saves. `pretrain`
+gets the result of both. Preflight uses `build` alone.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from megaboa.paths import AttemptFolder, RunFolder, RunStore
 from megaboa.records import ImportRecord, LaunchSpec, ModelSource, Parent, ProfileSpec, RunSpec, Tokenizer, Tree, read
 
 SECTIONS = ("training", "optimizer", "schedule", "parallel")
-REFERENCE_STEPS = 4  # without the profiler, after the step that pays for the end of the capture
-# Their values mean something else in Bridge's fields, or it has none (bridge/nudge.py).
+REFERENCE_STEPS = 4  # steps without the profiler, after the step that includes the end of the capture
+# Their values have another meaning in Bridge's fields, or Bridge has no field for them (bridge/nudge.py).
 NOT_COPIED = {"training.precision", "parallel.fsdp", "training.nudge"}
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """Payloads that a run reads, from the manifests of the stages before it."""
+    """The payloads that a run reads, from the manifests of earlier stages."""
 
     source: ModelSource | None  # manifest of the Hugging Face folder; None for a recipe that brings its own model
     tokenizer: str | None  # Hugging Face folder or id
@@ -58,17 +58,17 @@ class Inputs:
 
     @classmethod
     def for_data(cls, folder: RunFolder) -> Inputs:
-        """For the index job, which needs all but weights."""
+        """Inputs for the index job, which needs everything but weights."""
         return cls(*_architecture(folder), pretrained=None, corpora=folder.corpora)
 
     @classmethod
     def before_payloads(cls, folder: RunFolder) -> Inputs:
-        """For preflight, which needs the architecture, but neither weights nor text."""
+        """Inputs for preflight, which needs the architecture, but neither weights nor text."""
         return cls(*_architecture(folder), pretrained=None, corpora={})
 
 
 def build(run: RunSpec, inputs: Inputs) -> ConfigContainer:
-    kernels.in_use.clear()  # preflight builds one run after the other in one process
+    kernels.in_use.clear()  # preflight builds many runs in one process
     config = _from_recipe(run.model, inputs.source) if run.is_recipe else _from_hugging_face(inputs.source)
     if inputs.tokenizer:
         config.tokenizer.tokenizer_type = "HuggingFaceTokenizer"
@@ -81,7 +81,7 @@ def build(run: RunSpec, inputs: Inputs) -> ConfigContainer:
                 for field in BRIDGE_FIELDS[key]:
                     _set(config, field, value)
     if not run.is_recipe and run.training.get("eval_interval") is None:
-        config.validation.eval_interval = config.train.train_iters + 1  # Bridge evaluates at the end in any case
+        config.validation.eval_interval = config.train.train_iters + 1  # Bridge always evaluates at the end
     _set_sharding(config, run.parallel)
     overlaps = {} if run.is_recipe else _overlaps(config, run)
     for field, value in overlaps.items():
@@ -99,16 +99,16 @@ def build(run: RunSpec, inputs: Inputs) -> ConfigContainer:
         config.dist.use_gloo_process_groups = False
         config.train.manual_gc = False
     if config.model.vocab_size is not None or "model.vocab_size" in run.overrides:
-        # A model has its own vocabulary, and its tokenizer may use only a part; Bridge would cut it.
+        # The model has its own vocabulary, of which the tokenizer may use only a part; Bridge would truncate it.
         config.tokenizer.use_tokenizer_vocab_size = False
-    config = override(config, run.overrides and {**overlaps, **run.overrides})  # which may set `comm_overlap`
+    config = override(config, run.overrides and {**overlaps, **run.overrides})  # overrides may set `comm_overlap`
     if run.is_recipe and inputs.source:
         recipe_models.refuse_another(config.model, run.model, inputs.source)
     return config
 
 
 def build_as_launched(folder: RunFolder, inputs: Inputs) -> ConfigContainer:
-    """As `build`, with the overrides of launch.json, which change nothing that is trained. Bridge validates both."""
+    """The result of `build`, plus the overrides of launch.json, which don't affect training. Bridge validates both."""
     return override(build(folder.run, inputs), folder.launch.overrides)
 
 
@@ -120,16 +120,16 @@ def place(
     load: Path | None,
     index_cache: Path,
 ) -> None:
-    """`load`: the checkpoint to continue from."""
-    wanted = launch.checkpoint  # of a recipe's run only what is set
+    """Set where the run is stored, and what it saves. `load`: the checkpoint to continue from."""
+    wanted = launch.checkpoint  # for a recipe only the keys that are set
     saved = config.checkpoint
     if "save_interval" in wanted:
         saved.save_interval = config.train.train_iters if wanted["save_interval"] is None else wanted["save_interval"]
     saved.save = str(store.checkpoints.absolute())
     saved.load = None
-    if load:  # this very folder: Bridge's tracker files may be older, torn, or lost
+    if load:  # this exact folder, because Bridge's tracker files may be outdated, torn, or lost
         saved.load = str(load.absolute())
-        if config.peft is None:  # adapters are saved without what they change
+        if config.peft is None:  # adapters are saved without their base model
             saved.pretrained_checkpoint = None
     if "reshardable" in wanted:
         saved.dist_ckpt_optim_fully_reshardable = wanted["reshardable"]
@@ -139,13 +139,13 @@ def place(
         saved.async_save = wanted["async_save"]
     elif "async_save" in wanted:
         saved.async_save = saves_in_background(config)
-    # Who collects what the writers say. Forked it would outlive a rank that is killed, and keep the GPU's memory.
+    # The process that collects writers' results. A forked one would outlive a killed rank, and hold the GPU's memory.
     saved.async_write_results_mp_mode = "spawn"
-    if "keep_last" in wanted:  # the supervisor removes what need not be kept
+    if "keep_last" in wanted:  # removal of old checkpoints is the supervisor's task
         saved.most_recent_k = -1
     if launch.num_workers is not None:
         config.dataset.num_workers = launch.num_workers
-    if config.dist.distributed_backend == "gloo":  # a loader's processes would only take the ranks' cores
+    if config.dist.distributed_backend == "gloo":  # worker processes would only take cores from the ranks
         config.dataset.num_workers = 0
     config.dataset.path_to_cache = str(index_cache.absolute())
     config.logger.log_interval = 1
@@ -153,14 +153,14 @@ def place(
     if launch.start and (minutes := launch.start.timeout_minutes) is not None:
         config.dist.distributed_timeout_minutes = minutes
     override(config, launch.overrides)
-    # A rank that is asked to end (SIGTERM) saves first, and so its loaders must live on for a moment.
+    # A rank that is asked to end (SIGTERM) saves first, so its data loader must stay alive until then.
     config.train.exit_signal_handler = config.train.exit_signal_handler_for_dataloader = True
     config.train.exit_signal = signal.SIGTERM
     _keep_snapshots(config, attempt)
 
 
 def _keep_snapshots(config: ConfigContainer, attempt: AttemptFolder) -> None:
-    """Bridge's default lies in a folder of NeMo-Run's, and is missing elsewhere, which would end the run."""
+    """Bridge's default path belongs to NeMo-Run; elsewhere it doesn't exist, which would end the run."""
     profiling = config.profiling
     if profiling is not None and profiling.record_memory_history and "/nemo_run/" in profiling.memory_snapshot_path:
         folder = attempt.traces("memory")
@@ -169,7 +169,7 @@ def _keep_snapshots(config: ConfigContainer, attempt: AttemptFolder) -> None:
 
 
 def track(config: ConfigContainer, wanted: Tree, store: RunStore, attempt: AttemptFolder) -> None:
-    """What Bridge logs, apart from the console. What W&B calls it is in the ranks' environment (run/command.py)."""
+    """Set Bridge's loggers other than the console. Names for W&B are in the ranks' environment (run/command.py)."""
     logger = config.logger
     logger.tensorboard_dir = str(attempt.tensorboard.absolute()) if wanted.get("tensorboard", True) else None
     experiment, run = store.path.parts[-3:-1]
@@ -188,15 +188,16 @@ def track(config: ConfigContainer, wanted: Tree, store: RunStore, attempt: Attem
 
 
 def saves_in_background(config: ConfigContainer) -> bool:
-    """By default on GPUs, where what Bridge writes with is installed (Megatron-Core's own way is deprecated).
+    """The default: on GPUs, if the package that Bridge writes with is installed (Megatron-Core's own way is
+    deprecated).
 
-    Not under Megatron-FSDP: on two H200s all of its shardings hung in their first save (Bridge 0.6.2).
+    Not with Megatron-FSDP: on two H200s all of its shardings hung in their first save (Bridge 0.6.2).
     """
     if config.dist.distributed_backend == "gloo" or config.dist.use_megatron_fsdp:
         return False
     try:
         found = has_nvrx_async_support()
-    except AssertionError:  # it is there, but too old
+    except AssertionError:  # installed, but too old
         found = False
     if not found and os.environ.get("RANK", "0") == "0":
         wheels.say(["ranks wait while a checkpoint is written: nvidia-resiliency-ext isn't installed, or too old"])
@@ -204,14 +205,14 @@ def saves_in_background(config: ConfigContainer) -> bool:
 
 
 def _save_nothing(saved: CheckpointConfig) -> None:
-    saved.save, saved.async_save = None, False  # Bridge refuses the second without the first
+    saved.save, saved.async_save = None, False  # Bridge refuses async_save without save
 
 
 def profile(config: ConfigContainer, wanted: ProfileSpec) -> None:
-    """Train the first steps alone, under the profiler, with the learning rates of the whole run, and save nothing.
+    """Train only the first steps, under the profiler, with the learning rates of the whole run and without saves.
 
-    A few steps more than are captured: compared with them the profiler's own cost can be seen. Without a profiler, for
-    a trial of `snakemake tune`, there are none to compare.
+    A few more steps follow the captured ones, to compare them with and see the profiler's cost. Trials of `snakemake
+    tune` have no profiler and need none.
     """
     begin, end = wanted.steps
     config.scheduler.lr_decay_iters = config.scheduler.lr_decay_iters or config.train.train_iters
@@ -220,14 +221,14 @@ def profile(config: ConfigContainer, wanted: ProfileSpec) -> None:
     _save_nothing(config.checkpoint)
     profiling = config.profiling
     profiling.profile_ranks = list(wanted.ranks)
-    profiling.profile_step_start, profiling.profile_step_end = begin - 1, end - 1  # steps that are done
-    # Whatever overrides say, this tool alone: all but nsys are attached (profilers.py).
+    profiling.profile_step_start, profiling.profile_step_end = begin - 1, end - 1  # counted as steps done before
+    # Only this tool, whatever overrides say: all but nsys are attached (profilers.py).
     profiling.use_pytorch_profiler = profiling.use_viztracer = profiling.record_memory_history = False
     profiling.use_nsys_profiler = profiling.nvtx_ranges = wanted.tool == "nsys"
 
 
 def override(config: ConfigContainer, overrides: Tree) -> ConfigContainer:
-    """Set fields in Bridge's own dotted form, with its own checks of names and types."""
+    """Set fields in Bridge's own dotted form, with Bridge's checks of names and types."""
     if not overrides:
         return config
     _add_parts(config, overrides)
@@ -240,7 +241,7 @@ def override(config: ConfigContainer, overrides: Tree) -> ConfigContainer:
 
 
 def _keep_overlaps(config: ConfigContainer, overrides: Tree) -> None:
-    """Where a recipe sets `comm_overlap`, that writes these fields again before training, unless it has them too."""
+    """Copy overrides of `ddp` to `comm_overlap`, if a recipe sets that: it would overwrite them before training."""
     for name, value in overrides.items():
         part, _, field = name.partition(".")
         if part == "ddp" and hasattr(config.comm_overlap, field) and f"comm_overlap.{field}" not in overrides:
@@ -248,7 +249,7 @@ def _keep_overlaps(config: ConfigContainer, overrides: Tree) -> None:
 
 
 def _choices(config: ConfigContainer, name: str) -> type[enum.Enum] | None:
-    """What a field is one of, if it is declared as one of a few (or none) and nothing else."""
+    """The enum that a field is declared as, if it is declared as an enum (or None) and nothing else."""
     part, _, field = name.rpartition(".")
     declared = _declared(type(_value(config, part)), field)
     kinds = [kind for kind in typing.get_args(declared) or (declared,) if kind is not type(None)]
@@ -257,7 +258,8 @@ def _choices(config: ConfigContainer, name: str) -> type[enum.Enum] | None:
 
 
 def _declared(kind: type, field: str) -> Any:
-    """By the class that declares it: some of Bridge's below it have annotations that only a type checker can read."""
+    """The field's type, from the class that declares it: some derived classes of Bridge have annotations that only a
+    type checker can read."""
     declaring = next((base for base in kind.__mro__ if field in inspect.get_annotations(base)), None)
     try:
         return typing.get_type_hints(declaring).get(field) if declaring else None
@@ -266,7 +268,10 @@ def _declared(kind: type, field: str) -> Any:
 
 
 def _choose(config: ConfigContainer, name: str, choices: type[enum.Enum]) -> None:
-    """Bridge leaves the word as it was written, which equals none of the choices: Megatron takes no notice of it."""
+    """Replace an enum's name by its member.
+
+    Bridge keeps the text, which equals no member, so that Megatron ignores it.
+    """
     word = _value(config, name)
     if word is None or isinstance(word, choices):
         return
@@ -276,16 +281,16 @@ def _choose(config: ConfigContainer, name: str, choices: type[enum.Enum]) -> Non
 
 
 def _value(config: Any, name: str) -> Any:
-    """None where there is no such field, as in parts that are mappings."""
+    """The value of a dotted field; None if there is no such field, as in parts that are mappings."""
     return functools.reduce(lambda owner, part: getattr(owner, part, None), name.split("."), config)
 
 
 def _add_parts(config: ConfigContainer, overrides: Tree) -> None:
-    """Parts that a recipe left out (`straggler`, `comm_overlap`), where overrides set fields of theirs."""
+    """Create parts that a recipe left out (`straggler`, `comm_overlap`), if overrides set their fields."""
     given: dict[str, Tree] = defaultdict(dict)
     for name, value in overrides.items():
         part, _, field = name.partition(".")
-        # No mixed_precision is fp32.
+        # A missing mixed_precision means fp32.
         if part != "mixed_precision" and getattr(config, part, config) is None:
             given[part][field] = value
     for part, values in given.items():
@@ -295,7 +300,7 @@ def _add_parts(config: ConfigContainer, overrides: Tree) -> None:
 
 
 def _made(kind: type, part: str, values: Tree) -> Any:
-    """Fields that it doesn't know are left to Bridge's error."""
+    """A part with these fields. Unknown fields are left for Bridge to report."""
     fields = [one for one in dataclasses.fields(kind) if one.init]
     needed = [one.name for one in fields if one.default is one.default_factory is dataclasses.MISSING]
     if missing := [f"{part}.{name}" for name in needed if name not in values]:
@@ -304,7 +309,7 @@ def _made(kind: type, part: str, values: Tree) -> Any:
 
 
 def _architecture(folder: RunFolder) -> tuple[ModelSource | None, str | None]:
-    """The manifest of the run's model, if a recipe doesn't bring its own, and its tokenizer."""
+    """The manifest of the run's model (None if a recipe brings its own), and its tokenizer."""
     if folder.run.has_source:
         source = read(ModelSource, folder.source_manifest)
         return source, source.tokenizer
@@ -317,12 +322,12 @@ def _from_hugging_face(source: ModelSource) -> ConfigContainer:
     config.model = provider_of(bridge_of(source), load_weights=False)
     if image_text.sees(config.model):
         config.dataset = image_text.ImageTextDatasetConfig.of(config.model, config.dataset)
-    config.dataset.create_attention_mask = False  # unused, and its size is the square of the sequence length
+    config.dataset.create_attention_mask = False  # unused, and quadratic in the sequence length
     return config
 
 
 def _from_recipe(model: Tree, source: ModelSource | None) -> ConfigContainer:
-    """A recipe, of the model that it brings or of the `source`'s."""
+    """A recipe's configuration, with its own model or that of `source`."""
     with recipe_models.reading(model, source):
         make = recipe_models.named(model["recipe"])
         config = make(**(recipe_models.arguments(make, model["args"], source) if source else model["args"]))
@@ -334,7 +339,7 @@ def _from_recipe(model: Tree, source: ModelSource | None) -> ConfigContainer:
 def _set_precision(config: ConfigContainer, precision: str | None) -> None:
     if precision is None:
         return
-    # Not by its name: so overrides reach its fields (`mixed_precision.initial_loss_scale`).
+    # An object and not a name, so that overrides can reach its fields (`mixed_precision.initial_loss_scale`).
     config.mixed_precision = None if precision == "fp32" else get_mixed_precision_config(precision)
     if precision == "fp32":
         for part in (config.model, config.optimizer):
@@ -344,7 +349,7 @@ def _set_precision(config: ConfigContainer, precision: str | None) -> None:
 
 
 def _let_overflow_reach_the_loss_scaler(config: ConfigContainer) -> None:
-    """Under fp16 infinite gradients are how the loss scale is found; Bridge's check would end the run at the first."""
+    """Turn off Bridge's check for infinite gradients under fp16, where they are how the loss scale is found."""
     if config.mixed_precision is not None and get_mixed_precision_config(config.mixed_precision).fp16:
         config.ddp.check_for_nan_in_grad = False
 
@@ -359,9 +364,9 @@ def _set_sharding(config: ConfigContainer, parallel: Tree) -> None:
 
 
 def _overlaps(config: ConfigContainer, run: RunSpec) -> Tree:
-    """Where Bridge's own defaults (both) don't apply: what a key says of them comes later, with other overrides.
+    """Overlaps to turn off where Bridge's defaults (on) can't be used; overrides and keys still take precedence.
 
-    gloo's messages are copied by the processor that calculates: on the CPU there is nothing to hide them behind.
+    On the CPU, gloo copies messages on the processor that calculates, so there is nothing to hide them behind.
     """
     if run.device == "cpu" or run.parallel.get("fsdp") == "torch":
         return {"ddp.overlap_grad_reduce": False, "ddp.overlap_param_gather": False}
@@ -371,8 +376,9 @@ def _overlaps(config: ConfigContainer, run: RunSpec) -> Tree:
 
 
 def _set_pipeline(config: ConfigContainer, parallel: Tree) -> None:
-    """With two pipeline ranks and several stages each, batched exchange trains wrongly, and says nothing (seen)."""
-    if parallel.get("vpp") == 1:  # plain stages, whatever the recipe has
+    """Set the exchange between stages: with two pipeline ranks and several stages each, batched exchange silently
+    trains wrongly (observed)."""
+    if parallel.get("vpp") == 1:  # no virtual stages, even if the recipe has some
         config.model.virtual_pipeline_model_parallel_size = None
         config.model.overlap_p2p_comm, config.model.batch_p2p_comm = False, True
     elif parallel.get("vpp"):
@@ -380,7 +386,8 @@ def _set_pipeline(config: ConfigContainer, parallel: Tree) -> None:
 
 
 def _begin_schedule_anew(config: ConfigContainer, parent: Parent | None) -> None:
-    """Without the optimizer's state the schedule counts from the parent's step, and by default ends at the last one."""
+    """By default, let the schedule end at the run's last step even if the optimizer's state isn't loaded, because it
+    then counts from the parent's step."""
     if parent and not parent.weights_only and not parent.load.optimizer and config.scheduler.lr_decay_iters is None:
         config.scheduler.lr_decay_iters = config.train.train_iters - parent.iteration
 

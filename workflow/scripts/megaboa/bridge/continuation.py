@@ -18,7 +18,7 @@ from megaboa.paths import RunStore
 from megaboa.records import Identity, Parent, Tree, read
 from megaboa.run.checkpoints import has_shards
 
-# What must be equal for the same tensors to mean the same model.
+# Fields that must be equal, so that the same tensors mean the same model.
 ARCHITECTURE = (
     *("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "kv_channels"),
     *("normalization", "layernorm_epsilon", "gated_linear_unit", "qk_layernorm", "add_bias_linear", "add_qkv_bias"),
@@ -26,7 +26,7 @@ ARCHITECTURE = (
     *("num_moe_experts", "moe_router_topk", "moe_ffn_hidden_size", "moe_layer_freq", "multi_latent_attention"),
     *("vocab_size", "window_size"),
 )
-# They name a group of parameters together with what they are here: structure, and settings that may differ.
+# These settings are part of a parameter group's name, besides its structure, but may differ between the runs.
 _SETTINGS_IN_NAMES = ("max_lr", "min_lr", "start_wd", "end_wd")
 _STATE_OF_A_GROUP = ("params", "step")
 
@@ -51,9 +51,9 @@ def saved_with(checkpoint: str) -> Tree:
 
 
 def refuse_other_rows(config: Any, theirs: Tree) -> None:
-    """megatron-core silently fills an embedding with the rows of a checkpoint's that fit."""
+    """Refuse a checkpoint with another vocabulary: megatron-core silently fills an embedding with the rows that fit."""
     if config.model.vocab_size is None or config.tokenizer.use_tokenizer_vocab_size:
-        return  # Bridge decides it by the tokenizer, as it did for the checkpoint
+        return  # Bridge determines it from the tokenizer, as it did for the checkpoint
     rows = _rows(theirs["model"])
     if rows is not None and rows != config.model.vocab_size:
         raise ValueError(
@@ -70,10 +70,10 @@ def _rows(model: Tree) -> int | None:
 
 
 def refuse(config: Any, theirs: Tree, iteration: int) -> None:
-    """What only shows here, as recipes and overrides have their say in it."""
+    """Checks that are only possible here, because recipes and overrides affect the configuration."""
     for field in ARCHITECTURE:
         own, other = _plain(getattr(config.model, field, None)), theirs["model"].get(field)
-        if own is not None and other is not None and own != other:  # none: Bridge derives it later
+        if own is not None and other is not None and own != other:  # None if Bridge derives it later
             raise ValueError(f"continue_from: the checkpoint has model.{field} {other!r}, and this run {own!r}")
     if config.train.train_iters is not None and config.train.train_iters <= iteration:
         raise ValueError(
@@ -89,7 +89,7 @@ def refuse(config: Any, theirs: Tree, iteration: int) -> None:
 
 
 def refuse_optimizer(config: Any, theirs: Tree) -> None:
-    """Only the distributed optimizer has a state of the same form in every precision."""
+    """Refuse states of different forms: only the distributed optimizer's is the same in every precision."""
     own, other = _is_distributed(config), bool(theirs["optimizer"].get("use_distributed_optimizer"))
     if own != other:
         raise ValueError(
@@ -105,7 +105,7 @@ def refuse_optimizer(config: Any, theirs: Tree) -> None:
 
 
 def refuse_other_layout(config: Any, theirs: Tree) -> None:
-    """The optimizer's shards are cut as the ranks were."""
+    """Refuse optimizer shards that were saved in another layout."""
     if not (has_shards(theirs) and _is_distributed(config)):
         return
     own = _layout(lambda field: getattr(config.model, field, None))
@@ -128,8 +128,10 @@ def _differing(one: dict[str, int], other: dict[str, int]) -> str:
 
 
 def keep_buckets(config: Any, theirs: Tree) -> list[str]:
-    """The optimizer's shards fit the buckets only that they were saved in, and there is but one where no gradients are
-    reduced early. Returns what was changed."""
+    """Keep the gradient buckets of the checkpoint, because optimizer shards only fit those. Returns what was changed.
+
+    Without early reduction of gradients there is just one bucket.
+    """
     if not (has_shards(theirs) and _is_distributed(config) and "overlap_grad_reduce" in theirs.get("ddp", {})):
         return []
     was, size = theirs["ddp"]["overlap_grad_reduce"], theirs["ddp"].get("bucket_size")
@@ -138,11 +140,11 @@ def keep_buckets(config: Any, theirs: Tree) -> list[str]:
         for name, value in {"overlap_grad_reduce": was, "bucket_size": size}.items()
         if getattr(config.ddp, name) not in (None, value)
     }
-    for part in filter(None, (config.ddp, config.comm_overlap)):  # the second writes the first again
+    for part in filter(None, (config.ddp, config.comm_overlap)):  # comm_overlap overwrites ddp
         part.overlap_grad_reduce, part.bucket_size = was, size
-    for part in filter(None, (config.ddp, config.comm_overlap, config.optimizer)):  # Bridge takes any of them for all
+    for part in filter(None, (config.ddp, config.comm_overlap, config.optimizer)):  # Bridge applies any of them
         part.overlap_param_gather = part.overlap_param_gather and was
-    if getattr(config.ddp, "num_buckets", None):  # or else a size
+    if getattr(config.ddp, "num_buckets", None):  # excludes bucket_size
         config.ddp.num_buckets = None
     return [
         f"{name} is {value}, as the optimizer's shards were saved in these buckets (checkpoint.reshardable: false)"
@@ -151,17 +153,17 @@ def keep_buckets(config: Any, theirs: Tree) -> list[str]:
 
 
 def _is_distributed(config: Any) -> bool:
-    """Bridge sets both where one is set."""
+    """Bridge sets both fields if either is set."""
     return bool(config.optimizer.use_distributed_optimizer or config.ddp.use_distributed_optimizer)
 
 
 def keep_own_settings(checkpointing: Any, theirs: Tree) -> None:
-    """Wrap `load_checkpoint` of `megatron.bridge.training.checkpointing`."""
+    """Wrap `load_checkpoint` of `megatron.bridge.training.checkpointing`, so that this run's settings survive it."""
     from megatron.core.optimizer import distrib_optimizer, optimizer
 
-    # All that a group gets from the checkpoint is its number of steps, and that is the same in every group.
+    # A group only gets its number of steps from the checkpoint, which is the same in every group.
     distrib_optimizer.param_group_identifier_keys = ()
-    # The others must find their own group, as they change what they find.
+    # Other optimizers must find their own group, because they modify what they find.
     names = optimizer.param_group_identifier_keys
     optimizer.param_group_identifier_keys = tuple(name for name in names if name not in _SETTINGS_IN_NAMES)
     load, load_chained = checkpointing.load_checkpoint, optimizer.ChainedOptimizer.load_state_dict
@@ -184,9 +186,9 @@ def keep_own_settings(checkpointing: Any, theirs: Tree) -> None:
 
 
 def in_parts(state_dict: dict[Any, Any], count: int) -> dict[Any, Any]:
-    """The state for so many optimizers: one for all parameters or, where experts are spread over ranks, two.
+    """The state for `count` optimizers: one for all parameters or, if experts are spread over ranks, two.
 
-    Tensors come as this layout has them; what isn't one (numbers of steps) as the checkpoint's layout had it.
+    Tensors are in this layout's form; everything else (numbers of steps) is in that of the checkpoint's layout.
     """
     parts = {key: value for key, value in state_dict.items() if isinstance(key, int)}
     whole = {key: value for key, value in state_dict.items() if not isinstance(key, int)}
@@ -199,12 +201,13 @@ def in_parts(state_dict: dict[Any, Any], count: int) -> dict[Any, Any]:
 
 
 def settings_of(group: Tree) -> Tree:
-    """All of a group of parameters that a configuration decides."""
+    """The entries of a parameter group that come from the configuration."""
     return {name: value for name, value in group.items() if name not in _STATE_OF_A_GROUP}
 
 
 def _same_ranks(config: Any, theirs: Tree, checkpoints: Path) -> bool:
-    """Whether every rank finds random numbers of its own: with experts they are kept by rank, else by tp and pp."""
+    """Whether every rank has its own random number state in the checkpoint: it is kept by rank with experts, else by tp
+    and pp."""
     fields = ["tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size"]
     own, other = ([_of(model, field) for field in fields] for model in (config.model, theirs["model"]))
     if own != other:

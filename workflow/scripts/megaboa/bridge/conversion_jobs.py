@@ -1,6 +1,6 @@
-"""The jobs that take a model to Megatron and back: once per identity, into the store, with a record and a proof.
+"""Jobs that convert models to Megatron and back: once per identity, into the store, with a record and a proof.
 
-What converts is imported when it is needed, with the device made fit first.
+Converters are imported only when needed, after the process is prepared for the device.
 """
 
 from __future__ import annotations
@@ -36,13 +36,16 @@ from megaboa.records import (
 from megaboa.run import checkpoints
 
 NO_ROOM = "Free some space, or set `store` to another place"
-VERSIONS = ("megatron-bridge", "megatron-core", "torch", "transformers")  # that an export's card names
+VERSIONS = ("megatron-bridge", "megatron-core", "torch", "transformers")  # named in an export's card
 
 
 def import_model(source: ModelSource, root: Path, device: str, layout: Layout = WHOLE) -> ImportRecord:
-    """Convert a Hugging Face model to a Megatron checkpoint below `root`; with several ranks, as one of them."""
-    # The backend is part of it: without Transformer Engine some tensors have other names. By how many ranks a model is
-    # converted is none: the weights are the same.
+    """Convert a Hugging Face model to a Megatron checkpoint below `root`.
+
+    With several ranks, each of them calls this.
+    """
+    # The device is part of it, because tensors have other names without Transformer Engine. The number of ranks isn't,
+    # because it doesn't change the weights.
     identity = {
         "source": source.digest,
         "dtype": source.dtype,
@@ -68,7 +71,7 @@ def import_model(source: ModelSource, root: Path, device: str, layout: Layout = 
 
 
 def _import(source: ModelSource, folder: Path, layout: Layout) -> None:
-    """The checkpoint, if it isn't there yet."""
+    """Make the checkpoint, unless it is there."""
     if layout.world_size == 1 and folder.exists():
         return
     with quietly(), disk_full(folder.parent, NO_ROOM):
@@ -89,7 +92,7 @@ def prove_import(
 ) -> None:
     """Write the proof that the imported checkpoint is the model, only if every check passes.
 
-    With several ranks, as one of them: the last one says what was seen.
+    With several ranks, each of them calls this; the last one writes.
     """
     with quietly():
         _make_fit(imported.device)
@@ -105,9 +108,9 @@ def prove_import(
 def export_model(
     spec: ExportSpec, folder: RunFolder, source: ModelSource, commit: str | None, layout: Layout = WHOLE
 ) -> ExportRecord:
-    """Convert a finished run's checkpoint to a Hugging Face folder; its card names the commit.
+    """Convert a finished run's checkpoint to a Hugging Face folder; `commit` is named in its card.
 
-    With several ranks, as one of them.
+    With several ranks, each of them calls this.
     """
     train = read(TrainRecord, folder.train_manifest)
     run = RunStore(Path(train.store))
@@ -124,13 +127,13 @@ def export_model(
         "file_gb": spec.file_gb,
         "card": text,
         "files": settings_digests(source),
-        # Others, made before, may have a tied head twice; none of them has a proof.
+        # Older exports without this key may have a tied head twice; none of them has a proof.
         **({} if has_weights(source) else {"tensors": "those that transformers saves"}),
         **({"template": folder.run.tuning["template"]} if folder.run.is_tuned else {}),
     }
     checkpoint = checkpoints.folder(run.checkpoints, iteration)
     file_bytes = int(spec.file_gb * 1e9)
-    # A run lies in <store>/runs/<experiment>/<run>/<id>, its export in <store>/exports/<experiment>/<run>/<id>.
+    # A run's store is <store>/runs/<experiment>/<run>/<id>, its export <store>/exports/<experiment>/<run>/<id>.
     target = store.folder(folder.launch.store, "exports", f"{folder.experiment}/{folder.name}", identity)
     if layout.world_size > 1 or not target.exists():
         with quietly(), disk_full(target.parent, NO_ROOM):
@@ -157,9 +160,9 @@ def export_model(
 def prove_export(
     export: ExportRecord, manifest: Path, source: ModelSource, layout: Layout, out: Path, **facts: Any
 ) -> None:
-    """Write the proof that an export is the checkpoint of its run and runs on its own, only if all checks pass.
+    """Write the proof that an export is its run's checkpoint and runs on its own, only if all checks pass.
 
-    With several ranks, as one of them: the last one says what was seen.
+    With several ranks, each of them calls this; the last one writes.
     """
     with quietly():
         _make_fit(source.device)
@@ -176,7 +179,8 @@ def prove_export(
 def generate(
     export: ExportRecord, run: RunFolder, source: ModelSource, spec: GenerateSpec, layout: Layout = WHOLE
 ) -> list[Generation]:
-    """What the checkpoint and its export say to prompts; of several ranks the last one says it."""
+    """Continuations of the prompts by the checkpoint and by its export. With several ranks, only the last one returns
+    them."""
     if source.tokenizer is None:
         raise InputError(f"models.{source.name} has no tokenizer to read prompts with: name one")
     with quietly():

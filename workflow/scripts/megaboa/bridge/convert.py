@@ -34,18 +34,18 @@ from megaboa.layout import AXES, Layout
 from megaboa.paths import ADAPTER, CHAT_TEMPLATE, RunFolder
 from megaboa.records import ModelSource, RunSpec
 
-# Of a model that isn't trained: this needs Apex, which may not be there.
+# Settings for models that aren't trained: gradient accumulation fusion needs Apex, which may not be installed.
 UNTRAINED = {"gradient_accumulation_fusion": False}
-# Every parameter comes from the files, which the proof says: drawing random ones on the host takes a minute per 8 B.
+# All parameters come from files, as the proof verifies. Drawing random ones would take a minute per 8 billion.
 UNDRAWN = {"perform_initialization": False}
-# A rank that dies is seen by the launcher; one that reads a large model, or waits for another job's, only takes long.
+# The launcher notices a rank that dies. One that reads a large model, or waits for another job's, is merely slow.
 PATIENCE = timedelta(days=1)
 
 
 def import_checkpoint(source: ModelSource, folder: Path, layout: Layout = WHOLE) -> None:
-    """Write a model's weights as a Megatron distributed checkpoint, in the type in which the model has them.
+    """Write a model's weights as a Megatron distributed checkpoint, in the model's own type.
 
-    Within process groups: every rank reads its part of the model and writes it.
+    Needs process groups: every rank reads and writes its part of the model.
     """
     bridge = converter_of(source)
     provider = provider_of(bridge)
@@ -59,7 +59,7 @@ def import_checkpoint(source: ModelSource, folder: Path, layout: Layout = WHOLE)
 
 @contextlib.contextmanager
 def _full_disks_told() -> Iterator[None]:
-    """Megatron says that a worker failed, and drops why: here the error is that of the system, if there was no room."""
+    """Raise the system's error if a disk is full. Megatron only says that a worker failed, and drops the reason."""
     write, full = FileSystemWriterAsync.write_preloaded_data, []
 
     def watched(*arguments: Any, **named: Any) -> Any:
@@ -71,7 +71,7 @@ def _full_disks_told() -> Iterator[None]:
     FileSystemWriterAsync.write_preloaded_data = staticmethod(watched)
     try:
         yield
-    except BaseException as error:  # as torch's CheckpointException is
+    except BaseException as error:  # torch's CheckpointException is a BaseException
         if full:
             raise full[0] from error
         raise
@@ -82,9 +82,8 @@ def _full_disks_told() -> Iterator[None]:
 def export_run(
     run: RunFolder, source: ModelSource, checkpoint: Path, folder: Path, file_bytes: int, layout: Layout = WHOLE
 ) -> None:
-    """Write a run's checkpoint as `export_checkpoint` does: with adapters, merged, and these next to it; with the chat
-    template that it was fine-tuned with.
-    """
+    """Export a run's checkpoint, with the chat template that it was fine-tuned with. Adapters are merged, and also
+    written next to the model."""
     if run.run.has_adapters:
         bridge = converter_of(source)
         export_model(bridge, export_adapters(bridge, run, source, checkpoint, folder), source, folder, file_bytes)
@@ -97,9 +96,9 @@ def export_run(
 def export_checkpoint(
     source: ModelSource, checkpoint: Path, folder: Path, file_bytes: int, layout: Layout = WHOLE
 ) -> None:
-    """Write a Megatron checkpoint as a Hugging Face folder: weights, config, tokenizer.
+    """Export a Megatron checkpoint as a Hugging Face folder: weights, config, tokenizer.
 
-    Within process groups: every rank reads its part of the checkpoint, and the last one writes.
+    Needs process groups: every rank reads its part of the checkpoint, and the last one writes.
     """
     bridge = converter_of(source)
     export_model(bridge, load_checkpoint(bridge, checkpoint, layout), source, folder, file_bytes)
@@ -108,7 +107,8 @@ def export_checkpoint(
 def export_model(
     bridge: AutoBridge, model: list[torch.nn.Module], source: ModelSource, folder: Path, file_bytes: int
 ) -> None:
-    """Every rank gives its part of each tensor, and drops the whole one when it has it; the last one writes it."""
+    """Gather the tensors one by one. Every rank contributes its parts; the last one writes them, and the others drop
+    them."""
     tensors = hf_tensors(bridge, model)
     if is_last():
         dtype = weights.write(tensors, folder, file_bytes)
@@ -122,7 +122,7 @@ def export_model(
 def export_adapters(
     bridge: AutoBridge, run: RunFolder, source: ModelSource, checkpoint: Path, folder: Path
 ) -> list[torch.nn.Module]:
-    """Write the adapters of a checkpoint, by one process; returns the model that they are merged into."""
+    """Write the adapters of a checkpoint, in one process; returns the model with the adapters merged."""
     from megaboa.bridge import adapters
 
     model = adapters.load(bridge, run, checkpoint)
@@ -140,7 +140,7 @@ def add_template(run: RunSpec, folder: Path) -> None:
 
 
 def load_trained(bridge: AutoBridge, run: RunFolder, checkpoint: Path, layout: Layout = WHOLE) -> list[torch.nn.Module]:
-    """The model of a run's checkpoint, whatever was trained of it. One with adapters is loaded by one process."""
+    """The trained model of a run's checkpoint, with adapters merged. A model with adapters is loaded by one process."""
     from megaboa.bridge import adapters
 
     if not run.run.has_adapters:
@@ -151,15 +151,15 @@ def load_trained(bridge: AutoBridge, run: RunFolder, checkpoint: Path, layout: L
 
 
 def hf_tensors(bridge: AutoBridge, model: list[torch.nn.Module]) -> Iterator[tuple[str, torch.Tensor]]:
-    """The model's weights as Hugging Face has them, one at a time."""
+    """The model's weights in Hugging Face's format, one at a time."""
     return bridge.export_hf_weights(model, cpu=True, show_progress=False)
 
 
 def converter_of(source: ModelSource) -> AutoBridge:
     """Bridge's converter for a model.
 
-    For one that is trained from scratch it knows what transformers' model of this config consists of: Bridge would
-    otherwise write a tied head too, and couldn't tell a parameter that has no tensor.
+    For a model trained from scratch it gets the list of tensors that transformers would save. Otherwise Bridge would
+    also write a tied head, and could not detect a parameter without a tensor.
     """
     if has_weights(source):
         return AutoBridge.from_hf_pretrained(source.path)
@@ -167,7 +167,7 @@ def converter_of(source: ModelSource) -> AutoBridge:
 
 
 class _Outline(PreTrainedCausalLM):
-    """A model of which all is known but the weights."""
+    """A pretrained model without its weights: config, and names and shapes of tensors."""
 
     def __init__(self, config: PreTrainedConfig):
         super().__init__()
@@ -176,7 +176,7 @@ class _Outline(PreTrainedCausalLM):
 
 
 def provider_of(bridge: AutoBridge, load_weights: bool = True) -> Any:
-    """What makes a model. Bridge 0.6.2 leaves Qwen2.5-VL's sections of rotary positions at those of heads of 128."""
+    """Bridge's provider, which builds the model. Bridge 0.6.2 assumes heads of 128 for Qwen2.5-VL's rotary sections."""
     provider = bridge.to_megatron_provider(load_weights=load_weights)
     config = bridge.hf_pretrained if isinstance(bridge.hf_pretrained, PreTrainedConfig) else bridge.hf_pretrained.config
     rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
@@ -186,30 +186,30 @@ def provider_of(bridge: AutoBridge, load_weights: bool = True) -> Any:
 
 
 def bridge_of(source: ModelSource) -> AutoBridge:
-    """Bridge's idea of a model, from its config."""
+    """The AutoBridge of a model, from its weights or else its config."""
     if weights.files(source.path):
         return AutoBridge.from_hf_pretrained(source.path)
     return AutoBridge.from_hf_config(AutoConfig.from_pretrained(source.path, local_files_only=True))
 
 
 def load_checkpoint(bridge: AutoBridge, checkpoint: Path, layout: Layout = WHOLE) -> list[torch.nn.Module]:
-    """The model of a checkpoint, whole or this rank's part of it, whatever layout saved it."""
+    """The model of a checkpoint, whole or this rank's part of it, regardless of the layout that saved it."""
     return bridge.load_megatron_model(checkpoint, wrap_with_ddp=False, mp_overrides={**UNTRAINED, **sizes(layout)})
 
 
 @contextlib.contextmanager
 def process_groups(device: str, layout: Layout = WHOLE) -> Iterator[None]:
-    """Megatron's groups, of one process or of ranks that hold a part of the model each.
+    """Megatron's process groups, for one process or for ranks that each hold a part of the model.
 
-    Those of one process use a store in memory: no port that another job may want.
+    A single process uses a store in memory, so it needs no port, which another job might want.
     """
-    os.environ["NVIDIA_TF32_OVERRIDE"] = "0"  # Transformer Engine would multiply fp32 in TF32, and logits are compared
+    os.environ["NVIDIA_TF32_OVERRIDE"] = "0"  # otherwise Transformer Engine uses TF32 for fp32; logits are compared
     if layout.world_size == 1:
         dist.init_process_group("gloo" if device == "cpu" else "nccl", store=dist.HashStore(), rank=0, world_size=1)
     else:
         if device == "cuda":
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-        # Weights lie on the host until a model is whole, also of one that is for GPUs.
+        # Weights stay on the host until a model is complete, even if it is for GPUs.
         dist.init_process_group("gloo" if device == "cpu" else "cpu:gloo,cuda:nccl", timeout=PATIENCE)
     try:
         minutes = PATIENCE // timedelta(minutes=1)
@@ -222,20 +222,20 @@ def process_groups(device: str, layout: Layout = WHOLE) -> Iterator[None]:
 
 
 def sizes(layout: Layout) -> dict[str, Any]:
-    """By the names of Megatron-Core."""
+    """Parallel sizes under Megatron-Core's names."""
     return {axis.argument: layout.size(axis.name) for axis in AXES if axis.weights}
 
 
 def is_last() -> bool:
-    """The rank that says what was seen: it has the last stage of a pipeline, and so the logits."""
+    """Whether this rank reports results: the last one has the last pipeline stage, and so the logits."""
     return dist.get_rank() == dist.get_world_size() - 1
 
 
 @contextlib.contextmanager
 def building(final: Path) -> Iterator[Path | None]:
-    """As `store.building`, for all ranks together: the first one has the lock, and waits for the others at the end.
+    """`store.building` for all ranks together: the first rank holds the lock, and waits for the others at the end.
 
-    A rank for which there is no room removes what all have written: the first one may be ended while it waits.
+    A rank that runs out of space removes everything written, because the first rank may be ended while it waits.
     """
     first = dist.get_rank() == 0
     with store.building(final) if first else contextlib.nullcontext() as partial:
@@ -247,11 +247,11 @@ def building(final: Path) -> Iterator[Path | None]:
                 shutil.rmtree(partial, ignore_errors=True)
             raise
         from_all(None)
-    from_all(None)  # it has its final name now: whoever writes the record may look
+    from_all(None)  # the folder has its final name now, so the record's writer may read it
 
 
 def from_all(value: Any) -> list[Any]:
-    """Of every rank its value, in their order."""
+    """The values of all ranks, in order."""
     if dist.get_world_size() == 1:
         return [value]
     found = [None] * dist.get_world_size()

@@ -1,4 +1,4 @@
-"""Corpora through megatron-core's own classes."""
+"""Reads corpora through megatron-core's own classes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SAMPLES, LENGTH = 20, 64
 
 
 def read_as_training_does(dataset: Dataset, vocab_size: int) -> list[str]:
-    """What is wrong when a corpus is read through GPTDataset; its samples must be made of the corpus's tokens."""
+    """Problems when a corpus is read through GPTDataset, whose samples must consist of the corpus's tokens."""
     from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
     from megatron.core.datasets.indexed_dataset import IndexedDataset
     from megatron.core.datasets.utils import Split
@@ -22,7 +22,7 @@ def read_as_training_does(dataset: Dataset, vocab_size: int) -> list[str]:
     if (documents, int(indexed.sequence_lengths.sum(dtype=np.int64))) != (dataset.documents, dataset.tokens):
         return [f"{dataset.prefix}: megatron-core counts {documents} documents"]
     few = np.arange(min(documents, 1000), dtype=np.int32)
-    length = min(LENGTH, int(indexed.sequence_lengths[few].sum()) - 1)  # each sample needs one token more
+    length = min(LENGTH, int(indexed.sequence_lengths[few].sum()) - 1)  # a sample has one more token than its length
     if length < 1:
         return []
     with tempfile.TemporaryDirectory() as cache:
@@ -47,7 +47,7 @@ def read_as_training_does(dataset: Dataset, vocab_size: int) -> list[str]:
 
 
 class _Vocabulary:
-    """As much of a tokenizer as GPTDataset asks for."""
+    """The parts of a tokenizer that GPTDataset needs."""
 
     def __init__(self, size: int) -> None:
         self.vocab_size = size

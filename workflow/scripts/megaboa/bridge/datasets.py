@@ -1,6 +1,7 @@
-"""What a run's data section sets in Bridge's dataset configuration, and the datasets of its further validation sets.
+"""Dataset configuration from a run's data section, and datasets of its further validation sets.
 
-Also what Bridge needs changed for it: its fill-in-the-middle dataset, and attention that takes no mask from the data.
+Also the changes to Bridge that they need: its fill-in-the-middle dataset, and attention that takes its mask from the
+data.
 """
 
 from __future__ import annotations
@@ -55,16 +56,17 @@ def configure(config: ConfigContainer, data: dict[str, Any], corpora: Corpora) -
             "data.reset_attention_mask: no attention kernel takes its mask with context parallelism: set false, or "
             f"model.context_parallel_size to 1, not {config.model.context_parallel_size}"
         )
-    if "reset_attention_mask" in data:  # or it is neither made nor handed on
+    if "reset_attention_mask" in data:  # otherwise the mask is neither made nor passed on
         dataset.create_attention_mask = data["reset_attention_mask"]
         dataset.skip_getting_attention_mask_from_dataset = not data["reset_attention_mask"]
     if data.get("fim"):
         config.dataset = _with_fim(dataset, data["fim"])
-        utils.GPTFIMDataset = FillInTheMiddle  # Bridge looks its class up by this name
+        utils.GPTFIMDataset = FillInTheMiddle  # Bridge looks up the class by this name
 
 
 def paths_and_weights(blend: Blend, corpora: Corpora) -> tuple[list[str], list[float] | None]:
-    """The datasets of a blend, which share their corpus's weight out by weights of their own, or by tokens."""
+    """The datasets of a blend and their weights. A corpus's weight is divided by its datasets' own weights, or by
+    tokens."""
     paths, weights = [], []
     for name, weight in blend.items():
         parts = [part for part in corpora[name].datasets if part.tokens]
@@ -75,7 +77,7 @@ def paths_and_weights(blend: Blend, corpora: Corpora) -> tuple[list[str], list[f
 
 
 def set_tokenizer(config: ConfigContainer) -> None:
-    """As `pretrain` does it, for who builds datasets without it."""
+    """Build the tokenizer as `pretrain` does, for callers that build datasets without it."""
     config.dataset.tokenizer = build_tokenizer(config.tokenizer)
 
 
@@ -114,12 +116,12 @@ def _with_fim(dataset: GPTDatasetConfig, fim: dict[str, Any]) -> GPTFIMDatasetCo
 
 
 class FillInTheMiddle(GPTFIMDataset):
-    """Bridge's dataset, made to work and to give every sample the same text whenever it is read.
+    """Bridge's dataset, repaired, and with samples that don't depend on the order of reads.
 
-    Bridge 0.6.2 fails at the first sample, as Megatron-Core has come to want the documents' lengths, too.
+    Bridge 0.6.2 fails at the first sample, because newer versions of Megatron-Core also expect the documents' lengths.
 
-    And it draws from one generator for all samples, so that what a sample holds would depend on those read before it:
-    a resumed run, or one with another number of loader processes, would train on another text.
+    It also uses one random generator for all samples, so a sample's content would depend on those read before: a
+    resumed run, or one with another number of loader processes, would train on different text.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -140,9 +142,9 @@ class FillInTheMiddle(GPTFIMDataset):
 
 
 class MaskFromData(Callback):
-    """Attention that uses the mask from the data.
+    """Makes attention use the mask from the data.
 
-    Megatron's GPT layers declare a causal mask, and Transformer Engine then makes its own: the dataset's mask
+    Megatron's GPT layers declare a causal mask, for which Transformer Engine generates its own, so the dataset's mask
     (`reset_attention_mask`) would be silently ignored.
     """
 

@@ -1,7 +1,7 @@
-"""One process simulates a rank of a run:
+"""Simulates single ranks of a run in one process.
 
-Megatron's own groups over a fake process group, its own model without memory. It finds problems that validation misses:
-layers that don't fill the stages, experts and vocabularies that can't be divided.
+It uses Megatron's own groups over a fake process group, and its own model on the meta device. It finds problems that
+validation misses: layers that don't fill the stages, experts and vocabularies that can't be divided.
 """
 
 from __future__ import annotations
@@ -25,20 +25,26 @@ from megaboa.bridge.config_facts import tokenizer_vocabulary
 from megaboa.bridge.process import playing
 from megaboa.records import StageParameters
 
-VOCABULARY = 128  # times tp: rows of a model whose tokenizer isn't at hand
-EXPERTS = ".mlp.experts."  # in the names of experts' parameters
+VOCABULARY = 128  # times tp: the vocabulary of a model whose tokenizer isn't available
+EXPERTS = ".mlp.experts."  # part of the names of experts' parameters
 
 
 def parameters(config: ConfigContainer, world_size: int) -> list[StageParameters]:
-    """Of the first rank of the first, second and last pipeline stage. `config` is validated, and is used up."""
+    """Parameter counts of the first rank of the first, second and last pipeline stage.
+
+    It modifies `config`, which must be validated.
+    """
     stages = config.model.pipeline_model_parallel_size
     _make_light(config)
     return [_play(config, world_size, stage) for stage in sorted({0, min(1, stages - 1), stages - 1})]
 
 
 def _make_light(config: ConfigContainer) -> None:
-    """Draw no weight (for 70 billion parameters seconds become hundredths), and leave out what needs a GPU's
-    packages: it was validated, and changes no parameter."""
+    """Skip the initialization of weights, and settings that need a GPU's packages.
+
+    Initializing 70 billion parameters would take seconds instead of hundredths. The settings were validated before, and
+    change no parameter.
+    """
     model = config.model
     model.perform_initialization = model.use_cpu_initialization = False
     model.cuda_graph_impl, model.cuda_graph_modules = "none", []
@@ -55,7 +61,7 @@ def _make_light(config: ConfigContainer) -> None:
 
 
 def _without_mtp(model: Any) -> None:
-    """Layers for multi-token prediction are made by Transformer Engine alone."""
+    """Remove the layers for multi-token prediction, which only Transformer Engine can build."""
     model.mtp_num_layers = None
     layout = model.pipeline_model_parallel_layout
     if layout is not None:

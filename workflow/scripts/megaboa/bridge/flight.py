@@ -1,7 +1,7 @@
-"""What a rank waits for, written when its supervisor asks, or when it fails: torch's record of its collectives, who
-is in which group, and where its main thread stands. `megaboa.run.flight` reads it.
+"""A rank's dump of what it waits for, written when its supervisor asks or when it fails: torch's record of its
+collectives, the members of its groups, and the stack of its main thread. `megaboa.run.flight` reads it.
 
-A rank that hangs in a collective runs no Python handler. So the signal's C handler wakes a thread of its own.
+A rank that hangs in a collective runs no Python signal handlers, so the signal's C handler wakes a thread of its own.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from typing import Any
 from megaboa.run.flight import ended_by_group, has_ended
 from megaboa.scheduler.ranks import STACKS_SIGNAL
 
-PREFIX = "TORCH_FR_DUMP_TEMP_FILE"  # where dumps go: the rank's number follows
-CALLS = 50  # of each group, half of them after the first that waits
-FRAMES = 12  # of the main thread, innermost first
-WANTED = (True, False, False)  # collectives, but not their stacks, whose names take seconds to find; ended ones too
-OTHER = " (not NCCL)"  # after the name of a group, whose calls of NCCL are recorded too
-MOVES_SECONDS = 2.0  # between two looks, that tell ranks that are slow from those that hang
+PREFIX = "TORCH_FR_DUMP_TEMP_FILE"  # prefix of the dumps; the rank's number follows
+CALLS = 50  # per group, half of them after the first unfinished one
+FRAMES = 12  # frames of the main thread, innermost first
+WANTED = (True, False, False)  # with collectives and finished calls, but no stacks, which take seconds to symbolize
+OTHER = " (not NCCL)"  # suffix for groups of other backends, if NCCL calls are recorded too
+MOVES_SECONDS = 2.0  # between the two dumps that distinguish slow ranks from hung ones
 
 
 def on_signal() -> None:
-    """Write the stacks of all threads to the log, and the record to its file, when the supervisor asks for them."""
+    """When the supervisor asks, write the stacks of all threads to the log, and the record to its file."""
     hears, wakes = os.pipe()
     os.set_blocking(wakes, False)
     signal.signal(STACKS_SIGNAL, lambda number, frame: None)
     signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
-    faulthandler.register(STACKS_SIGNAL, all_threads=True, chain=True)  # then the handler above, which wakes the thread
+    faulthandler.register(STACKS_SIGNAL, all_threads=True, chain=True)  # after the above, which wakes the thread
 
     def listen() -> None:
         while numbers := os.read(hears, 64):
@@ -47,17 +47,18 @@ def on_signal() -> None:
 
 
 def answer() -> dict[str, Any] | None:
-    """At once, as the rank may be ended at any time; and first without NCCL, whose recorder asks a GPU that may not
-    answer. So a rank whose GPU hangs is not taken for one whose host does.
+    """Write a dump immediately, as the rank may be ended at any time: first without NCCL, then with it.
+
+    NCCL's recorder queries the GPU, which may not answer. The first dump shows that at least the host is alive.
     """
     write(also_nccl=False)
     return write()
 
 
 def write(before: dict[str, Any] | None = None, also_nccl: bool = True) -> dict[str, Any] | None:
-    """What was written. Whatever is wrong with it: the rank has other troubles now.
+    """Write a dump and return it. Errors are only printed: the rank has other troubles now.
 
-    `before`: what was written some time ago; whether there was progress since then is told, too.
+    `before`: an earlier dump; the new one then says whether there was progress since.
     """
     prefix, torch = os.environ.get(PREFIX), sys.modules.get("torch")
     if not prefix or torch is None or "RANK" not in os.environ:
@@ -77,7 +78,7 @@ def write(before: dict[str, Any] | None = None, also_nccl: bool = True) -> dict[
 
 
 def _states(dump: dict[str, Any]) -> list[tuple[Any, ...]]:
-    """Of the last calls; another one, or one that has ended, is progress."""
+    """The state of the last calls; any change is progress."""
     return [(entry["process_group"][0], entry["collective_seq_id"], entry["state"]) for entry in dump["entries"]]
 
 
@@ -91,8 +92,10 @@ def _dump(also_nccl: bool) -> dict[str, Any]:
 
 
 def merged(record: dict[str, Any], nccl: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Torch has one recorder for NCCL and one for all other backends. Both number their groups from 0, and a group that
-    has two backends has calls in both, which each backend numbers for itself.
+    """The records of torch's two recorders, one for NCCL and one for other backends, in one.
+
+    Both number their groups from 0, and each numbers calls separately in groups that have two backends. So groups of
+    the other backends get a suffix.
     """
     if not nccl or not nccl["entries"]:
         return record
@@ -106,7 +109,7 @@ def merged(record: dict[str, Any], nccl: dict[str, Any] | None = None) -> dict[s
 
 
 def _groups(entries: list[dict[str, Any]]) -> dict[str, list[int]]:
-    """Who is in each, by the names that entries have."""
+    """The members of each group, by the names in the entries."""
     from torch.distributed import distributed_c10d
 
     world = distributed_c10d._world
@@ -116,8 +119,10 @@ def _groups(entries: list[dict[str, Any]]) -> dict[str, list[int]]:
 
 
 def _last(dump: dict[str, Any]) -> list[dict[str, Any]]:
-    """Of each group the calls around the oldest that hasn't ended, after which a GPU may have hundreds to begin. Of
-    thousands of ranks everything would be too much to read.
+    """For each group, the calls around the oldest unfinished one.
+
+    Hundreds of calls may be queued behind it for the GPU, and with thousands of ranks, all of them would take too long
+    to read.
     """
     ended = ended_by_group(dump)
     by_group: dict[str, list[int]] = defaultdict(list)

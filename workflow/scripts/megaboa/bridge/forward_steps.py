@@ -1,4 +1,4 @@
-"""The kind of a run's model (model_kinds.py), and its forward step: how a batch is read, and what the loss is."""
+"""The kind of a run's model (model_kinds.py), and its forward step, which reads a batch and computes the loss."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ForwardStep = Callable[..., Any]
 
 
 def kind_of(model: Any, run: RunSpec) -> Kind:
-    """Of the model that a configuration makes; refused by name, where it isn't trained here."""
+    """The kind of the model that a configuration builds; raises ValueError if such models can't be trained here."""
     recipe = run.model.get("recipe") or ""
     own = recipe.endswith(".py")
     if own and hasattr(recipe_models.module_of(recipe), model_kinds.OWN_STEP):

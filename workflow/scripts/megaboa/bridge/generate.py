@@ -1,4 +1,4 @@
-"""What a checkpoint and its export say to the same prompts, the likeliest token every time."""
+"""Greedy continuations of the same prompts by a checkpoint and by its export."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from megaboa.records import ExportRecord, GenerateSpec, Generation, ModelSource
 def generate(
     export: ExportRecord, run: RunFolder, source: ModelSource, spec: GenerateSpec, layout: Layout = WHOLE
 ) -> list[Generation]:
-    """For each prompt the continuations by Megatron's model and by transformers': of several ranks the last says it."""
+    """For each prompt, the continuations by Megatron's and by transformers' model. Only the last rank returns them."""
     words = AutoTokenizer.from_pretrained(export.path, local_files_only=True)
     rows = AutoConfig.from_pretrained(export.path, local_files_only=True).get_text_config().vocab_size
     with process_groups(source.device, layout):
@@ -47,11 +47,12 @@ def generate(
 
 
 def greedy(model: torch.nn.Module, start: torch.Tensor, tokens: int, vocab_size: int, end: int | None) -> list[int]:
-    """Megatron's own model, one token after the other, without a cache: slow, and nothing that could be wrong."""
+    """Greedy decoding with Megatron's own model, token by token and without a cache: slow, but simple enough to be
+    right."""
     sequence = start
     for _ in range(tokens):
         logits = megatron_logits(model, sequence, vocab_size)
-        # Of a pipeline the last stage alone knows it.
+        # Only the last pipeline stage has the logits.
         likeliest = from_all(logits[:, -1].argmax(dim=-1, keepdim=True) if is_last() else None)[-1]
         sequence = torch.cat([sequence, likeliest], dim=1)
         if end is not None and int(likeliest) == end:
@@ -61,7 +62,7 @@ def greedy(model: torch.nn.Module, start: torch.Tensor, tokens: int, vocab_size:
 
 def _by_transformers(model: torch.nn.Module, start: torch.Tensor, tokens: int, words: Any) -> list[int]:
     pad = words.pad_token_id if words.pad_token_id is not None else words.eos_token_id
-    # A config of its own: the model's may ask for penalties, which Megatron's side doesn't know.
+    # A config of its own, because the model's may set penalties, which Megatron's side doesn't have.
     model.generation_config = GenerationConfig(
         max_new_tokens=tokens, do_sample=False, eos_token_id=words.eos_token_id, pad_token_id=pad
     )

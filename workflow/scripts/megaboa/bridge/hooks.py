@@ -22,7 +22,7 @@ _hooks: dict[str, Hook] = {}
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Lets the other finders find a hooked module and wraps the execution of its body."""
+    """Lets the other finders find a hooked module, and wraps the execution of its body."""
 
     def find_spec(self, name, path=None, target=None):
         hook = _hooks.pop(name, None)

@@ -1,9 +1,9 @@
-"""What the host takes to start the kernels of a model that Megatron trains, by layer.
+"""The host's time to launch the kernels of a model that Megatron trains, by layer.
 
-Measured with a model so small that the GPU waits for the host: a layer is the difference between two numbers of layers,
-all else of a micro-batch is the rest. It is a model as `models.<name>.config` makes them, in Megatron's wrapper for
-data parallelism and its schedule, where hooks of every parameter cost the host more than Transformer Engine's layer
-alone would. What overlaps communication, and the reading of batches, is not in it.
+It is measured with a model so small that the GPU waits for the host. The difference between two numbers of layers gives
+a layer's time; everything else in a micro-batch is the rest. The model is built as from `models.<name>.config`, in
+Megatron's data parallel wrapper and schedule, because hooks on every parameter cost the host more than Transformer
+Engine's layer alone would. Overlapped communication, and reading batches, are not included.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ type Each = Callable[[Callable[[str], tuple[float, float]]], dict[str, tuple[flo
 
 @dataclass(frozen=True)
 class Small:
-    """Layers of the two models that are compared, and experts of a rank; micro-batches, tokens of each; channels."""
+    """Sizes of the measured models: two numbers of layers, two numbers of experts per rank, micro-batches, tokens,
+    width."""
 
     layers: tuple[int, int]
     experts: tuple[int, int]
@@ -42,7 +43,7 @@ class Small:
 
 GPU = Small(layers=(6, 2), experts=(4, 32), micro_batches=4, tokens=128, width=256)
 CPU = Small(layers=(6, 1), experts=(2, 6), micro_batches=2, tokens=16, width=32)
-PRECISIONS = {  # Bridge's names, by the type's name in a calibration
+PRECISIONS = {  # Bridge's names for the types of a calibration
     "fp32": None,
     "bf16": "bf16_mixed",
     "fp8_current": "bf16_with_fp8_current_scaling_mixed",
@@ -54,7 +55,7 @@ PRECISIONS = {  # Bridge's names, by the type's name in a calibration
 
 @dataclass(frozen=True)
 class Host:
-    """Seconds, forward and backward; the names are those of a calibration."""
+    """Seconds, forward and backward; names as in a calibration."""
 
     layer: dict[str, float]
     tensor_host: float
@@ -63,7 +64,7 @@ class Host:
 
 
 def measure(bench: Bench, ranks: int, each: Each) -> Host:
-    """By all ranks at the same time, of which so many are of a node. `each` measures by type."""
+    """Measure on all ranks at the same time. `ranks`: number of ranks that share layers; `each`: measures by type."""
     small = GPU if bench.is_gpu else CPU
     plain, *_ = bench.kinds
     sharing = shared_by(ranks)
@@ -86,13 +87,13 @@ def measure(bench: Bench, ranks: int, each: Each) -> Host:
 
 
 def shared_by(ranks: int) -> int:
-    """How many share a layer: its heads must be a multiple, and the host's time hardly depends on it."""
+    """Number of ranks that share a layer. It must divide the heads, and hardly affects the host's time."""
     return next(number for number in (4, 2, 1) if ranks % number == 0)
 
 
 @contextlib.contextmanager
 def _groups(small: Small, tp: int = 1, ep: int = 1) -> Iterator[None]:
-    """Once for all models of a layout: NCCL keeps what each group has."""
+    """Process groups for a layout, created once for all its models, because NCCL never frees a group's resources."""
     with quietly():
         provider(small, small.layers[0], tp, ep).initialize_model_parallel(seed=1, create_gloo_process_groups=False)
     try:
@@ -102,16 +103,16 @@ def _groups(small: Small, tp: int = 1, ep: int = 1) -> Iterator[None]:
 
 
 def _layer(bench: Bench, small: Small, kind: str, tp: int = 1, ep: int = 1, experts: int = 0) -> tuple[float, float]:
-    """Seconds of a layer, and of what else a micro-batch has."""
+    """Seconds of a layer, and of the rest of a micro-batch."""
     with quietly():
-        # The larger one first: Megatron's table of experts' losses has as many rows as the first model has layers.
+        # The larger model first: Megatron's table of expert losses has as many rows as the first model has layers.
         more, fewer = (_seconds(bench, small, kind, provider(small, n, tp, ep, experts)) for n in small.layers)
     layer = (more - fewer) / (small.layers[0] - small.layers[1])
     return layer, max(0.0, fewer - small.layers[1] * layer)
 
 
 def _seconds(bench: Bench, small: Small, kind: str, made: Any) -> float:
-    """Of a micro-batch."""
+    """Seconds of a micro-batch."""
     ddp = DistributedDataParallelConfig(use_distributed_optimizer=True, grad_reduce_in_fp32=True)
     if precision := PRECISIONS[kind]:
         mixed = get_mixed_precision_config(precision)
@@ -141,7 +142,7 @@ def _seconds(bench: Bench, small: Small, kind: str, made: Any) -> float:
 
 
 def provider(small: Small, layers: int, tp: int = 1, ep: int = 1, experts: int = 0) -> Any:
-    """`experts`: of each rank; tokens are spread evenly over all."""
+    """A small model's provider. `experts`: per rank, with tokens spread evenly."""
     sizes = {
         "num_hidden_layers": layers,
         "hidden_size": small.width,

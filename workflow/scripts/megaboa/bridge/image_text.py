@@ -1,8 +1,8 @@
-"""Images with texts, made up: data for models that see, without a processor and without a file.
+"""Synthetic images with texts: data for vision models, without a processor and without files.
 
-Every image is of one of a few patterns, and its text follows from the pattern alone. Without looking at the image a
-model can't tell which: the loss falls below the logarithm of their number only where the vision tower is trained and
-its output reaches the decoder.
+Every image shows one of a few patterns, and its text follows from the pattern alone. A model that ignores the image has
+to guess: the loss only falls below the logarithm of the number of patterns if the vision tower is trained and its
+output reaches the decoder.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from torch.utils.data import Dataset
 PATTERNS = 8
 NOISE = 0.1
 SPECIAL = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
-IGNORED = 0  # a label that no loss is of
+IGNORED = 0  # a label without loss
 
 
 def sees(model: Any) -> bool:
-    """Whether a provider, or a model's configuration, has a tower for images."""
+    """Whether a provider, or a model's configuration, has a vision tower."""
     return getattr(model, "vision_config", None) is not None and getattr(model, "image_token_id", None) is not None
 
 
 @dataclass
 class ImageTextDatasetConfig(GPTDatasetConfig):
-    """In either direction so many patches become a token (`merged`), and so many tokens are an image (`side`)."""
+    """`merged`: patches per token in each direction; `side`: tokens per image in each direction."""
 
     patch_values: int = 0
     merged: int = 2
     side: int = 2
-    special: tuple[int, ...] = ()  # image, start of an image, its end, ...
+    special: tuple[int, ...] = ()  # image, start of an image, its end ...
     words: int = 0
 
     def __init__(self, **given: Any) -> None:
@@ -48,7 +48,7 @@ class ImageTextDatasetConfig(GPTDatasetConfig):
 
     @classmethod
     def of(cls, model: Any, dataset: GPTDatasetConfig) -> Self:
-        """For the model that a provider makes."""
+        """The dataset configuration for a provider's model."""
         names = [
             field.name for field in dataclasses.fields(GPTDatasetConfig) if field.init and field.name != "seq_length"
         ]
@@ -63,7 +63,7 @@ class ImageTextDatasetConfig(GPTDatasetConfig):
 
 
 class ImageTextDataset(Dataset):
-    """Sample N is the same whenever it is read, and another in every split."""
+    """Sample N is always the same, but different in every split."""
 
     def __init__(self, config: ImageTextDatasetConfig, split: int, length: int):
         self._config, self._split, self._length = config, split, length
@@ -96,7 +96,7 @@ class ImageTextDataset(Dataset):
 
     @staticmethod
     def collate_fn(samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """As Bridge's step for models that see reads a batch."""
+        """Batches in the form that Bridge's step for vision models reads."""
         text = {
             name: torch.stack([one[name] for one in samples]) for name in samples[0] if name not in ("pixels", "grid")
         }
@@ -108,7 +108,7 @@ class ImageTextDataset(Dataset):
 
 
 def pattern_of(number: int, values: int) -> np.ndarray:
-    """The values of a patch, all patches of an image being alike: of each pattern at right angles to the others'."""
+    """The values of a patch; all patches of an image are alike. Different patterns are orthogonal."""
     return np.sin(np.pi * (number + 1) * (np.arange(values) + 0.5) / values)
 
 
@@ -118,7 +118,7 @@ def build(sizes: Sequence[int], config: ImageTextDatasetConfig, *_: Any, **__: A
 
 
 def probe(model: Any, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
-    """What a model is shown to compare its logits: to each sequence, changed in place, an image; nothing to others."""
+    """Inputs for comparing logits: every sequence gets an image, in place. Empty if the model has no vision tower."""
     if not sees(model):
         return {}
     special, merged, side = _special(model), model.vision_config.spatial_merge_size, 2

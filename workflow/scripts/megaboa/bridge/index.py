@@ -1,6 +1,6 @@
-"""Megatron's index of a run's data, built without a GPU before the run: which samples there are, and in which order.
+"""Megatron's index of a run's data: which samples there are, and in which order. Built before the run, without a GPU.
 
-It is built by Bridge from the run's own configuration, as rank 0 of the run would do it, so that the run finds it.
+Bridge builds it from the run's own configuration, as on rank 0 of the run, so that the run finds it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from megaboa.run.inputs import check_data, check_documents
 
 
 def make(spec: IndexSpec, experiment: Path) -> DataIndex:
-    """The index that a specification asks for, in the store, unless it is there."""
+    """Make the index that a specification asks for, in the store, unless it is there."""
     folder = RunFolder(experiment / "runs" / spec.run)
     check_data(folder)
     final = store.folder(spec.store, "indexes", spec.name, identity(folder, spec.key))
@@ -49,11 +49,11 @@ def make(spec: IndexSpec, experiment: Path) -> DataIndex:
 
 
 def build(folder: RunFolder, cache: Path) -> Tree:
-    """Fill the cache for a run; say how many samples there are, and how often training reads each corpus."""
+    """Build the index in the cache; return the number of samples, and how often training reads each corpus."""
     run, inputs = folder.run, configuration.Inputs.for_data(folder)
     config = configuration.build_as_launched(folder, inputs)
     config.dataset.path_to_cache = str(cache.absolute())
-    config.dataset.fast_cache_load = config.dataset.defer_npy_index_mmap = False  # both want an index that is there
+    config.dataset.fast_cache_load = config.dataset.defer_npy_index_mmap = False  # both require an existing index
     with playing_rank_0_of(run.world_size):
         runtime_config_update(config)
     check_documents(folder, config.dataset.split)
@@ -71,7 +71,7 @@ def build(folder: RunFolder, cache: Path) -> Tree:
 
 
 def require_vocabulary(config: ConfigContainer, corpora: datasets.Corpora) -> None:
-    """On a GPU, a token beyond the vocabulary ends in an assertion that names neither."""
+    """Check that the vocabulary holds all tokens: on a GPU, one beyond it causes an assertion that names neither."""
     vocab_size, _ = _validate_and_set_vocab_size(
         config.model.vocab_size, config.dataset.tokenizer.vocab_size, config.tokenizer.use_tokenizer_vocab_size
     )
@@ -87,7 +87,7 @@ def require_vocabulary(config: ConfigContainer, corpora: datasets.Corpora) -> No
 def epochs(
     blend: dict[str, float], corpora: datasets.Corpora, dataset: Any, config: ConfigContainer
 ) -> list[CorpusRead]:
-    """For each corpus of the blend the tokens that training asks for, those that there are for it, and their ratio."""
+    """For each corpus of the blend: tokens that training draws, tokens available, and their ratio."""
     asked, there = _tokens(dataset, config)
     total = sum(blend.values())
     rows = []
@@ -101,7 +101,7 @@ def epochs(
 
 
 def _tokens(dataset: Any, config: ConfigContainer) -> tuple[dict[str, int], dict[str, int]]:
-    """By path: the tokens that training draws, and those of the documents that it may draw from."""
+    """By path: the tokens that training draws, and the tokens of the documents that it draws from."""
     samples = config.train.train_iters * config.train.global_batch_size
     parts = getattr(dataset, "datasets", [dataset])
     drawn = [samples]
@@ -113,7 +113,7 @@ def _tokens(dataset: Any, config: ConfigContainer) -> tuple[dict[str, int], dict
 
 
 def _tokens_of(part: Any) -> int:
-    """Of the documents that samples are drawn from; those of masked datasets are cut into sentences."""
+    """Tokens of the documents that samples are drawn from; masked datasets cut them into sentences."""
     if isinstance(part, MaskedWordPieceDataset):
         return part.tokens
     return int(part.dataset.sequence_lengths[part.indices].sum())
@@ -129,7 +129,7 @@ def warnings(rows: Sequence[CorpusRead], limit: float) -> list[str]:
 
 
 def identity(folder: RunFolder, key: Tree) -> Tree:
-    """What the index depends on: what the plan knew, and corpora and tokenizer, by whose paths Megatron finds it."""
+    """What the index depends on: the plan's key, and corpora and tokenizer, whose paths are part of Megatron's key."""
     tokenizer = folder.tokenizer_manifest or (folder.source_manifest if folder.run.has_source else None)
     manifest = read_json(tokenizer) if tokenizer else {}
     return {

@@ -1,8 +1,8 @@
-"""How long single kernels and collectives take on this machine: what `megaboa calibrate` measures.
+"""Times of single kernels and collectives on this machine, measured by `megaboa calibrate`.
 
 Needs torch, and Transformer Engine for FP8, for grouped products and for its attention. Each rank has a GPU, or the
-machine's processors. Kernels are timed by events with a queue that is full, so that the host's time isn't in them; the
-host's is measured apart (`host_times`).
+machine's processors. Kernels are timed by events in a full queue, so that the host's time isn't included; the host's is
+measured separately (`host_times`).
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ except (ImportError, OSError):  # as on the CPU
     te = te_recipes = None
 
 Work = Callable[[], Any]
-RECIPES = {  # of Transformer Engine, and the GPUs' compute capability, by the type's name in a calibration
+RECIPES = {  # Transformer Engine's recipe and the compute capabilities that have it, by type
     "fp8_current": ("Float8CurrentScaling", (8, 9), (99, 0)),
     "fp8_delayed": ("DelayedScaling", (8, 9), (99, 0)),
     "fp8_blocks": ("Float8BlockScaling", (9, 0), (9, 9)),
     "mxfp8": ("MXFP8BlockScaling", (10, 0), (11, 9)),
 }
 MEBIBYTE = 2**20
-FASTEST_CLOCK = 2.4e9  # cycles per second of any GPU: a sleep of so many is long enough
+FASTEST_CLOCK = 2.4e9  # cycles per second that no GPU exceeds: a sleep of so many is long enough
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """What is measured: tokens, outputs and inputs of linear layers; experts, tokens of each, outputs and inputs;
+    """Sizes to measure: tokens, outputs and inputs of linear layers; experts, tokens of each, outputs and inputs;
     sequence, heads and channels of attention; numbers of bytes."""
 
     linear: tuple[tuple[int, int, int], ...]
@@ -76,7 +76,7 @@ CPU = Sizes(
 
 @dataclass(frozen=True)
 class Bench:
-    """Of one rank. `seconds` is what a measurement takes about."""
+    """Timing on one rank. `seconds`: approximate duration of a measurement."""
 
     device: torch.device
     seconds: float = 0.08
@@ -91,7 +91,7 @@ class Bench:
 
     @property
     def kinds(self) -> list[str]:
-        """Types of products that this device has: the plain one first."""
+        """The types of matrix products that this device supports, plain 16 bits (fp32 on a CPU) first."""
         if not self.is_gpu or te is None:
             return ["bf16" if self.is_gpu else "fp32"]
         has = torch.cuda.get_device_capability(self.device)
@@ -110,7 +110,7 @@ class Bench:
             torch.cuda.synchronize()
 
     def host(self, work: Work, times: int = 20) -> float:
-        """What the host takes to start `work`, where the GPU is never behind it."""
+        """The host's time to launch `work`, if the GPU keeps up with it."""
         for _ in range(3):
             work()
         found = []
@@ -124,10 +124,10 @@ class Bench:
         return statistics.median(found)
 
     def kernels(self, work: Work) -> float:
-        """What `work` takes on the GPU. The host first gives it something to sleep on, and is ahead from then on."""
+        """The GPU's time for `work`. The host first gives the GPU a sleep, so that it stays ahead of it."""
         if not self.is_gpu:
             return self.host(work, times=5)
-        each = self.host(work, times=3)  # the GPU's time or the host's, whichever is longer
+        each = self.host(work, times=3)  # the longer of the GPU's and the host's time
         start = time.perf_counter()
         for _ in range(3):
             work()
@@ -153,7 +153,7 @@ class Bench:
 
 
 def heat(bench: Bench, seconds: float = 2.0) -> None:
-    """Clocks of a GPU that works are lower than of one that begins to."""
+    """Warm up the GPU, because its clock drops under load."""
     size = 8192 if bench.is_gpu else 256
     a, b = bench.random(size, size), bench.random(size, size)
     end = time.monotonic() + (seconds if bench.is_gpu else 0.1)
@@ -164,7 +164,8 @@ def heat(bench: Bench, seconds: float = 2.0) -> None:
 
 
 def products(bench: Bench, kind: str) -> Law:
-    """A linear layer's three products, forward and backward, casts to FP8 included; a point is a third of it."""
+    """The three products of a linear layer, forward and backward, including casts to FP8; each point is a third of
+    them."""
     points = []
     for tokens, outputs, inputs in bench.sizes.linear:
         x, gradient = bench.random(tokens, inputs, grad=True), bench.random(tokens, outputs, scale=0.1)
@@ -179,7 +180,8 @@ def products(bench: Bench, kind: str) -> Law:
 
 
 def forget_scales() -> None:
-    """Transformer Engine keeps those of every layer with delayed scaling, and updates them in all later ones."""
+    """Reset Transformer Engine's list of scales: with delayed scaling, later layers would update those of all earlier
+    ones."""
     if te is not None:
         FP8GlobalStateManager.reset()
 
@@ -191,7 +193,7 @@ def _linear(bench: Bench, inputs: int, outputs: int, kind: str) -> Any:
 
 
 def _trained(layer: Any, x: torch.Tensor, gradient: torch.Tensor, kind: str, *arguments: Any) -> Work:
-    """Forward and backward, as in all micro-batches but a step's first, which casts weights too."""
+    """Forward and backward, as in all micro-batches but a step's first, which also casts the weights."""
     parameters = [x, *layer.parameters()]
     first = True
 
@@ -219,13 +221,14 @@ def precision(kind: str) -> contextlib.AbstractContextManager[Any]:
 
 @functools.cache
 def _recipe(kind: str) -> Any:
-    """Delayed scaling would exchange largest values with the other ranks, which measure at their own pace."""
+    """A recipe of Transformer Engine. Delayed scaling must not exchange maxima with other ranks, which measure at their
+    own pace."""
     options = {"reduce_amax": False} if kind == "fp8_delayed" else {}
     return getattr(te_recipes, RECIPES[kind][0])(**options)
 
 
 def experts(bench: Bench, kind: str) -> Law | None:
-    """A grouped linear layer's products, with as many tokens for every expert."""
+    """The products of a grouped linear layer, with the same number of tokens for every expert."""
     if te is None or not bench.sizes.grouped:
         return None
     points = []
@@ -244,7 +247,7 @@ def experts(bench: Bench, kind: str) -> Law | None:
 
 
 def attention(bench: Bench) -> dict[str, Law]:
-    """Causal: half of the scores are calculated. Backward is five products where forward has two."""
+    """Causal attention, which calculates half of the scores. Backward has five products where forward has two."""
     forward, backward = [], []
     for length, heads, channels in bench.sizes.attention:
         batch = max(1, 16384 // length) if bench.is_gpu else 1
@@ -278,8 +281,8 @@ def _attention(bench: Bench, heads: int, channels: int) -> Callable[..., torch.T
 
 
 def memory(bench: Bench) -> Law:
-    """Passes over memory: a sum of two tensors; a norm and an activation, forward and backward. Work is what they must
-    read and write, if each value is read once."""
+    """Passes over memory: a sum of two tensors, and a norm and an activation, forward and backward. Work is the minimum
+    number of bytes to read and write."""
     points = []
     for size in bench.sizes.memory:
         a, b = bench.random(size // bench.type.itemsize), bench.random(size // bench.type.itemsize)
@@ -306,7 +309,7 @@ def _norm(bench: Bench, width: int) -> Work:
 
 
 def launch(bench: Bench) -> float:
-    """What the host takes for one small operation of PyTorch."""
+    """The host's time for one small operation of PyTorch."""
     tensor = torch.zeros(16, device=bench.device)
     return bench.host(lambda: tensor.add_(1), times=500)
 
@@ -315,7 +318,7 @@ def launch(bench: Bench) -> float:
 
 
 def link(bench: Bench, group: Any = None) -> Link | None:
-    """Collectives of a group of ranks; None where it is one rank alone."""
+    """Laws for collectives of a group of ranks; None for a single rank."""
     ranks = dist.get_world_size(group)
     if ranks == 1:
         return None
@@ -323,7 +326,7 @@ def link(bench: Bench, group: Any = None) -> Link | None:
     for name, work, share in _collectives(ranks, group):
         points = []
         for size in bench.sizes.messages:
-            with contextlib.suppress(RuntimeError):  # gloo doesn't have all of them
+            with contextlib.suppress(RuntimeError):  # gloo lacks some of them
                 seconds = _together(bench, work(bench, size), group)
                 points.append(Point(name=f"{size / MEBIBYTE:g} MiB", work=share * size, seconds=seconds))
         if points:
@@ -333,7 +336,8 @@ def link(bench: Bench, group: Any = None) -> Link | None:
 
 
 def _collectives(ranks: int, group: Any) -> Iterator[tuple[str, Callable[[Bench, int], Work], float]]:
-    """Name, how to make it for a number of bytes, and which share of them passes each link."""
+    """For each collective: its name, a function that prepares it for a size in bytes, and the share of bytes on each
+    link."""
     share = (ranks - 1) / ranks
 
     def numbers(bench: Bench, size: int) -> torch.Tensor:
@@ -359,7 +363,7 @@ def _collectives(ranks: int, group: Any) -> Iterator[tuple[str, Callable[[Bench,
         return lambda: dist.all_to_all_single(received, sent, group=group)
 
     def send(bench: Bench, size: int) -> Work:
-        """To the next rank, while the previous one sends."""
+        """Send to the next rank, while receiving from the previous one."""
         sent = numbers(bench, size)
         received, rank = torch.empty_like(sent), dist.get_rank(group)
         there, back = (rank + 1) % ranks, (rank - 1) % ranks
@@ -381,7 +385,7 @@ def _collectives(ranks: int, group: Any) -> Iterator[tuple[str, Callable[[Bench,
 
 
 def _together(bench: Bench, work: Work, group: Any) -> float:
-    """All ranks do it equally often: events of each, and the slowest counts."""
+    """Time of a collective, repeated equally often on all ranks; the slowest rank counts."""
     for _ in range(3):
         work()
     bench.wait()
@@ -400,7 +404,10 @@ def _together(bench: Bench, work: Work, group: Any) -> float:
 
 
 def links(bench: Bench, ranks_per_node: int) -> tuple[Link | None, Link | None]:
-    """Within the node, and between nodes: there every rank speaks to its likes on the other nodes, all at once."""
+    """Links within the node and between nodes.
+
+    Between nodes, all groups of ranks with the same local rank run at once.
+    """
     world, rank = dist.get_world_size(), dist.get_rank()
     inside = outside = None
     for first in range(0, world, ranks_per_node):
@@ -425,8 +432,7 @@ def stack(bench: Bench) -> dict[str, str]:
 
 
 def _cudnn() -> str:
-    """torch refuses to say it of another cuDNN than it was compiled with; kernels are those of the loaded one all the
-    same."""
+    """Version of cuDNN. torch refuses to name one that it wasn't compiled with, but kernels use it anyway."""
     try:
         return str(torch.backends.cudnn.version())
     except RuntimeError as error:

@@ -1,6 +1,6 @@
-"""Faster ways to calculate the same, for recipes that ask for them: `kernels.use("loss", "split")`.
+"""Faster implementations of the same calculations, for recipes that ask for them: `kernels.use("loss", "split")`.
 
-docs/benchmarks/h200.md says what each of them is worth.
+docs/benchmarks/h200.md has their measured effects.
 """
 
 from __future__ import annotations
@@ -14,37 +14,37 @@ import torch
 
 from megaboa.bridge.wheels import is_installed
 
-in_use: set[str] = set()  # what this process' recipe has asked for, as preflight counts memory by it
+in_use: set[str] = set()  # requested by this process's recipe; preflight counts memory accordingly
 
 
 def use(*names: str) -> None:
-    """Change Megatron in this process. Must come before the model is made."""
+    """Replace parts of Megatron in this process. Must be called before the model is built."""
     for name in names:
         KERNELS[name]()
         in_use.add(name)
 
 
 def _loss() -> None:
-    """The cross entropy in two passes over the logits in their own precision, instead of many over float32 copies."""
+    """Cross entropy in two passes over the logits in their precision, instead of many passes over float32 copies."""
     from megatron.core.models.common.language_module import language_module
 
     language_module.fused_vocab_parallel_cross_entropy = cross_entropy
 
 
 def _split() -> None:
-    """Gradients of query, key and value are put side by side by a compiled kernel, not by PyTorch's slow one."""
+    """Concatenate the gradients of query, key and value with a compiled kernel, instead of PyTorch's slow one."""
     from megatron.core.transformer import attention
 
     attention.SplitAlongDim = lambda mixed, dim, sizes: _Split.apply(mixed, dim, sizes)
 
 
 def _norms() -> None:
-    """cuDNN's LayerNorm instead of Transformer Engine's, which has no kernel made for many hidden sizes."""
+    """Use cuDNN's LayerNorm, as Transformer Engine's has no tuned kernel for many hidden sizes."""
     os.environ |= {"NVTE_NORM_FWD_USE_CUDNN": "1", "NVTE_NORM_BWD_USE_CUDNN": "1"}
 
 
 def _gradients() -> None:
-    """Weight gradients are added up inside matrix products in the output layer too, without Apex."""
+    """Accumulate weight gradients inside matrix products in the output layer too, without Apex."""
     from megatron.core.tensor_parallel import layers
 
     if layers._grad_accum_fusion_available or not is_installed("transformer_engine_torch"):
@@ -64,7 +64,7 @@ KERNELS = {"loss": _loss, "split": _split, "norms": _norms, "gradients": _gradie
 
 
 def _compiled(function: Any) -> Any:
-    """Compiled when it is first called: an import must not need a compiler."""
+    """Compile a function at its first call, so that importing this module needs no compiler."""
 
     @functools.cache
     def compiled() -> Any:
@@ -92,7 +92,8 @@ def _logits_gradient(
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: torch.Tensor, target: torch.Tensor, group: Any) -> torch.Tensor:
-        """Logits [sequence, batch, this rank's part of the vocabulary], target [sequence, batch]; the loss of each."""
+        """Loss of each token. Shapes: logits [sequence, batch, this rank's part of the vocabulary], target [sequence,
+        batch]."""
         ranks, width = group.size(), logits.size(-1)
         target = target - group.rank() * width
         present = (target >= 0) & (target < width)

@@ -1,10 +1,10 @@
-"""Latent attention whose queries aren't compressed (`q_lora_rank: null`, as in DeepSeek-V2-Lite and Moonlight).
+"""Latent attention with uncompressed queries (`q_lora_rank: null`, as in DeepSeek-V2-Lite and Moonlight).
 
-One switch of Megatron's, `qk_layernorm`, asks for a norm of the compressed keys and values, which these models have,
-and of the queries, which they don't have. Megatron-Core 0.19 then gives the projection of the queries a norm of its
-own, for which Hugging Face has no tensor; without Transformer Engine it refuses to build the model. Here the queries
-stay without one, as in the published model. Bridge does the same in a later version (its pull request 5262), with
-Transformer Engine only.
+Megatron's switch `qk_layernorm` asks for a norm of the compressed keys and values, which these models have, and also of
+the queries, which they don't have. Megatron-Core 0.19 then adds a norm to the projection of the queries, for which
+Hugging Face has no tensor; without Transformer Engine it refuses to build the model. Here the queries stay without one,
+as in the published model. Bridge does the same in a later version (its pull request 5262), but with Transformer Engine
+only.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _waits = False
 
 
 def without_extra_norm() -> None:
-    """Change how Megatron chooses the norms. Before the first import of Megatron; calling it again does nothing."""
+    """Change Megatron's choice of norms. Call it before the first import of Megatron; further calls do nothing."""
     global _waits
     if not _waits:
         on_import("megatron.core.transformer.mla_qk_norm_config", after=_change)
@@ -39,7 +39,10 @@ def _change(module: ModuleType) -> None:
             return super()._mla_fused_linear_or_default(module_spec, module_name)
 
         def _has_plain_queries(self) -> bool:
-            """A specification that names a projection with a norm asks for one: it keeps it."""
+            """Whether the queries get no norm.
+
+            A specification that explicitly names a projection with a norm keeps it.
+            """
             return not (self.has_q_lora or self.is_dsa or self._is_fused_norm_linear(self.submodules.linear_q_proj))
 
     QKNormConfigResolver.__module__, QKNormConfigResolver.__qualname__ = module.__name__, "QKNormConfigResolver"

@@ -31,16 +31,17 @@ from megaboa.errors import InputError
 from megaboa.paths import AttemptFolder, RunFolder, RunStore
 from megaboa.records import LocalBeginning, LocalName, LocalPart, plain, read, read_if_there, write
 
-NONE = -1  # Bridge's word for "there is none"
-PIECE = 1 << 28  # bytes of a message between two nodes
-# A copy is read in the layout that it was saved in, so no rank need collect the optimizer's state for others.
+NONE = -1  # Bridge's value for "there is none"
+PIECE = 1 << 28  # bytes per message between two nodes
+# A copy is read in the layout that saved it, so no rank needs to gather the optimizer's state for others.
 AS_IT_LIES = {"dist_ckpt_optim_fully_reshardable": False, "async_save": False}
 
 type Key = tuple[int, int]  # iteration and attempt
 
 
 def place(folder: Path, store: RunStore, name: str) -> Path:
-    """Where this host keeps the run's copies; made here. Nobody else may write there: what is read is a pickle."""
+    """The folder of this host's copies. Its parent, which belongs to this user alone, is created here: copies are
+    pickles, so nobody else may write there."""
     if not folder.is_dir():
         raise InputError(
             f"checkpoint.local.folder {folder} is no folder on host {socket.gethostname()}: make it on every node, or "
@@ -57,7 +58,7 @@ def place(folder: Path, store: RunStore, name: str) -> Path:
 
 
 def refuse(config: Any) -> None:
-    """What Bridge would save apart from the copy, or not at all."""
+    """Refuse configurations in which a copy would lack a part of the state, or can't be resumed from."""
     saved, optimizer = config.checkpoint, str(config.optimizer.optimizer)
     why = None
     if saved.ckpt_format != "torch_dist":
@@ -75,7 +76,7 @@ def refuse(config: Any) -> None:
 
 
 class LocalCopies:
-    """What Bridge calls its local checkpoint manager. All ranks call each method at the same time."""
+    """Bridge's local checkpoint manager. All ranks call each method at the same time."""
 
     def __init__(
         self,
@@ -87,27 +88,27 @@ class LocalCopies:
         partner: bool,
         begins: Callable[[int], None],
     ):
-        """`newer_than`: the step of the checkpoint that is there anyway; None: no copy may be taken. `since`: the first
-        attempt whose copies count.
+        """`newer_than`: step of the existing checkpoint; None: copies must not be used. `since`: the first attempt
+        whose copies count.
 
-        `begins` is called with the step whose copies are about to be read, and with NONE if there are no others.
+        `begins` is called with the step whose copies are about to be read, or with NONE if there are none.
         """
         self._root, self._attempt, self._per_node, self._begins = root, attempt, per_node, begins
         self._newer_than, self._since, self._partner = newer_than, since, partner
         self._rank, self._world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self._found: int | None = None
         self._state: Any = None
-        self._damaged: set[Path] = set()  # so that each is tried once, also where it can't be renamed
+        self._damaged: set[Path] = set()  # so that each is tried only once, even if it can't be renamed
         self._group: Any = None
         self.saved = 0  # the step of the last checkpoint
-        self.copied: Callable[[int, float], None] | None = None  # told the step and the seconds that a copy took
+        self.copied: Callable[[int, float], None] | None = None  # called with the step and the seconds that a copy took
 
     @property
     def local_ckpt_dir(self) -> str:
         return str(self._root)
 
     def find_latest(self) -> int:
-        """The step of the newest copies that are complete and unchanged, over all nodes."""
+        """The step of the newest complete and unchanged copies, over all nodes."""
         if self._found is None:
             self._group = distributed.new_group(backend="gloo")
             self._found = NONE if self._newer_than is None else self._choose(self._newer_than)
@@ -119,7 +120,7 @@ class LocalCopies:
         return state, str(self._root / _folder(self._found or 0))
 
     def save(self, state: Any, iteration: int, is_async: bool = False) -> None:
-        """A copy that can't be written is done without: training goes on, and the one before it is kept."""
+        """Save a copy. If one can't be written, the previous copies are kept, and training goes on."""
         state.copy_tensors_to_cpu()
         buffer = io.BytesIO()
         torch.save(state, buffer)
@@ -140,14 +141,14 @@ class LocalCopies:
         return self._found not in (None, NONE)
 
     def forget_at(self, last: int) -> None:
-        """At the run's end, when its last step's checkpoint is complete."""
+        """Remove all copies at the run's end, if the last step's checkpoint is complete."""
         if self.saved >= last and int(os.environ["LOCAL_RANK"]) == 0:
             shutil.rmtree(self._root.parents[1], ignore_errors=True)
 
     def _choose(self, newer_than: int) -> int:
-        """Damaged parts are set aside, and the next best is looked for.
+        """Load the newest complete copies. Damaged parts are set aside, and the next newest are tried.
 
-        It terminates: a part counts only at its own place, and the rank that failed to read one excludes it.
+        This terminates, because a part only counts at its own place, and a rank that fails to read it excludes it.
         """
         everyone = {*range(self._world)}
         while True:
@@ -158,7 +159,7 @@ class LocalCopies:
             if key is None:
                 self._begins(NONE)
                 return NONE
-            self._begins(key[0])  # what fails from here on is the copies' fault
+            self._begins(key[0])  # failures from here on are attributed to the copies
             holders = [self._holder(rank, key, there) for rank in range(self._world)]
             read = {rank: self._read(key, rank) for rank in range(self._world) if holders[rank] == self._rank}
             if all(self._gathered(all(data is not None for data in read.values()))):
@@ -168,12 +169,12 @@ class LocalCopies:
                 return key[0]
 
     def _holder(self, rank: int, key: Key, there: list[dict[Key, list[int]]]) -> int:
-        """The rank that reads another one's part: itself, if its node has it."""
+        """The rank that reads another one's part: the rank itself, if its node has the part."""
         holders = [holder for holder, found in enumerate(there) if rank in found.get(key, ())]
-        return rank if rank in holders else holders[rank % len(holders)]  # not all by one rank of the node
+        return rank if rank in holders else holders[rank % len(holders)]  # spreads the work over the node's ranks
 
     def _parts(self) -> dict[Key, set[int]]:
-        """Which ranks' parts this node has, as far as their places and sizes say."""
+        """The ranks whose parts this node has, judged by place and size."""
         found: dict[Key, set[int]] = {}
         for path in {*self._root.glob("iter_*/*.json")} - self._damaged:
             with contextlib.suppress(OSError, ValueError):
@@ -185,7 +186,7 @@ class LocalCopies:
         return found
 
     def _read(self, key: Key, rank: int) -> bytearray | None:
-        """None if the part has changed since it was written; it is set aside then, and never counts again."""
+        """A part's content; None if it has changed since it was written, in which case it is set aside for good."""
         path = self._place(key[0], rank)
         with contextlib.suppress(OSError, ValueError):
             data = bytearray(path.stat().st_size)
@@ -201,7 +202,7 @@ class LocalCopies:
         try:
             record.replace(record.with_suffix(".damaged"))
         except FileNotFoundError:
-            return  # another rank of this node has done it
+            return  # another rank of this node was faster
         except OSError:
             pass
         part = record.with_suffix(".pt")
@@ -211,7 +212,8 @@ class LocalCopies:
         return self._root / _folder(iteration) / f"{rank}.pt"
 
     def _keep(self, rank: int, iteration: int, data: memoryview) -> bool:
-        """The record comes last. Neither waits for the disk: after a power loss the checksum shows what is missing."""
+        """Write a part and then its record. Neither is flushed to disk, as a checksum shows losses after a power
+        failure."""
         path = self._place(iteration, rank)
         part = LocalPart(
             iteration=iteration,
@@ -231,7 +233,7 @@ class LocalCopies:
         return True
 
     def _swap(self, mine: memoryview) -> memoryview:
-        """Give this rank's part to the rank of the same place on the next node, and take that of the one before."""
+        """Send this rank's part to the same place on the next node, and receive that of the previous node."""
         target, source = ((self._rank + step) % self._world for step in (self._per_node, -self._per_node))
         sizes = self._gathered(len(mine))
         theirs = bytearray(sizes[source])
@@ -241,7 +243,7 @@ class LocalCopies:
         return memoryview(theirs)
 
     def _handed_out(self, read: dict[int, bytearray | None], holders: list[int]) -> bytearray:
-        """This rank's part; where its node doesn't have it, from one that does."""
+        """This rank's part, read here or received from a node that has it."""
         known = self._gathered({rank: len(data or b"") for rank, data in read.items()})
         mine, waiting = read.pop(self._rank, None), []
         for rank, data in read.items():
@@ -267,7 +269,7 @@ class LocalCopies:
         return found
 
     def _remove_others(self) -> None:
-        """What the choice has passed over, and what lies under the run's earlier names. No rank looks any more."""
+        """Remove copies of other steps, and those under the run's earlier names, once all ranks have read theirs."""
         if int(os.environ["LOCAL_RANK"]) == 0:
             self._remove(lambda one: one != self._found)
             name = self._root.parent
@@ -291,7 +293,7 @@ def attach(
     name: str,
     newer_than: int | None,
 ) -> LocalCopies:
-    """Have Bridge make copies, and begin with them where they are newer than the checkpoint that it would load."""
+    """Have Bridge make copies, and start from them if they are newer than the checkpoint that it would load."""
     from megatron.core.dist_checkpointing import tensor_aware_state_dict
 
     wanted = run.launch.checkpoint["local"]
@@ -299,8 +301,8 @@ def attach(
     instead = config.checkpoint.load, config.checkpoint.pretrained_checkpoint
 
     def begins(iteration: int) -> None:
-        """Written before they are read, so that the supervisor knows what ranks that die meanwhile began with."""
-        taken = iteration != NONE  # Bridge looks for the checkpoint after this
+        """Record the step before its copies are read, so that the supervisor knows it even if the ranks die then."""
+        taken = iteration != NONE  # Bridge looks for a checkpoint after this
         config.checkpoint.load, config.checkpoint.pretrained_checkpoint = (None, None) if taken else instead
         if int(os.environ["RANK"]) == 0:
             attempt.local_beginning.unlink(missing_ok=True)
@@ -318,7 +320,7 @@ def attach(
     saved = config.checkpoint
     saved.non_persistent_ckpt_type, saved.non_persistent_local_ckpt_algo = "local", "atomic"
     saved.non_persistent_save_interval, saved.non_persistent_local_ckpt_dir = wanted["every"], str(root)
-    # The class is core's own, and of NVRx it only takes an interface.
+    # The class is megatron-core's own; it only takes an interface from NVRx.
     tensor_aware_state_dict.HAVE_NVRX = True
     checkpointing.init_checkpointing_context = lambda config: {"local_checkpoint_manager": copies}
     save, load = checkpointing.save_checkpoint, checkpointing.load_checkpoint

@@ -1,4 +1,4 @@
-"""The logits of Megatron's model and of transformers' for the same tokens, both in fp32.
+"""Logits of Megatron's and of transformers' model for the same tokens, both in fp32.
 
 The CPU backend, where it is needed, must be active before this module is imported.
 """
@@ -23,14 +23,15 @@ PROBE_SEQUENCES, PROBE_TOKENS = 2, 64
 
 
 def same_logits(model: list[torch.nn.Module], reference: Reference | None, vocab_size: int) -> list[Check]:
-    """Megatron's model and transformers' give the same logits in fp32: of several ranks the one with the other says it.
+    """Check that both models give the same logits in fp32. Only the last rank, which has the reference, returns a
+    result.
 
-    It leaves the model in fp32, or with hooks that make it compute in fp32.
+    The model is left in fp32, or with hooks that make it compute in fp32.
     """
     tokens = torch.randint(vocab_size, (PROBE_SEQUENCES, PROBE_TOKENS), generator=torch.Generator().manual_seed(1))
     whole = unwrap_model(model)[0].eval()
     is_held = compute_in_fp32(whole)
-    seen = image_text.probe(whole.config, tokens)  # of a model that sees, each sequence with an image
+    seen = image_text.probe(whole.config, tokens)  # a vision model gets an image in each sequence
     found = megatron_logits(whole, tokens, vocab_size, seen)
     if reference is None:
         return []
@@ -43,14 +44,15 @@ def same_logits(model: list[torch.nn.Module], reference: Reference | None, vocab
     detail += f" in fp32, transformers' model {reference.how}"
     detail += "" if is_held else ", Megatron's weights widened layer by layer"
     bound = logits_bound(whole.config.num_layers, whole.config.hidden_size)
-    # A NaN compares false, so it fails.
+    # A NaN compares as false, so it fails.
     return [check("logits", difference <= bound, f"{detail}; allowed {bound:.1e}", difference)]
 
 
 def compute_in_fp32(model: torch.nn.Module) -> bool:
-    """With weights in that type, all of them if this rank has room for its part: whether it has.
+    """Make a model compute in fp32: widen all weights if there is room, else layer by layer. Returns whether all are
+    widened.
 
-    Models that see are held whole: parts of them look at the type of weights before they use them.
+    Vision models are always widened as a whole, because some parts check the type of their weights before use.
     """
     if image_text.sees(model.config) or _has_room(model):
         model.float()
@@ -60,7 +62,7 @@ def compute_in_fp32(model: torch.nn.Module) -> bool:
 
 
 def _has_room(model: torch.nn.Module) -> bool:
-    """On the CPU next to all other ranks: they may be on one host."""
+    """Whether the weights fit in fp32. On the CPU, all ranks may share one host."""
     device = next(model.parameters()).device
     on_gpu = device.type == "cuda"
     room = torch.cuda.mem_get_info(device)[0] if on_gpu else free_bytes() / dist.get_world_size()
@@ -68,7 +70,7 @@ def _has_room(model: torch.nn.Module) -> bool:
 
 
 def compute_by_layers(model: torch.nn.Module) -> None:
-    """With weights in fp32 only as long as they are needed. A tied head borrows those of the embedding."""
+    """Widen weights to fp32 only while they are needed. A tied head also widens those of the embedding."""
     for buffer in model.buffers():
         if buffer.is_floating_point():
             buffer.data = buffer.data.float()
@@ -85,7 +87,7 @@ def megatron_logits(
     vocab_size: int,
     seen: Mapping[str, torch.Tensor] = MappingProxyType({}),
 ) -> torch.Tensor:
-    """Without the columns by which Megatron pads the vocabulary; nothing useful before the last pipeline stage."""
+    """The logits without Megatron's padding of the vocabulary. Only the last pipeline stage's result is meaningful."""
     device = next(model.parameters()).device
     positions = torch.arange(tokens.shape[1]).expand_as(tokens)
 
@@ -111,7 +113,7 @@ def megatron_logits(
 
 
 def _whole(logits: torch.Tensor) -> torch.Tensor:
-    """Of tensor parallel ranks, each of which has some columns."""
+    """The logits of all tensor parallel ranks, which hold some columns each."""
     group = parallel_state.get_tensor_model_parallel_group()
     if dist.get_world_size(group) == 1:
         return logits.cpu()

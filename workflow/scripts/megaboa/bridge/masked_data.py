@@ -1,8 +1,8 @@
-"""The data of BERT and T5: core's masking datasets over the corpora that GPT reads, too.
+"""Data for BERT and T5: megatron-core's masking datasets, over the same corpora that GPT reads.
 
-Core's datasets mask words in samples of whole sentences, and want a corpus whose documents are cut into sentences
-(Megatron-LM's `--split-sentences`). A corpus of ours has one sequence for a document: it is cut here, as it is read,
-into pieces of equal length. A corpus that was cut before (`megatron:`) is read by its own sentences.
+Core's datasets mask words in samples of whole sentences, and need a corpus whose documents are split into sentences
+(Megatron-LM's `--split-sentences`). Corpora written here have one sequence per document, which is split into pieces of
+equal length when it is read. An existing corpus with sentences (`megatron:`) is read by these.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from megatron.core.datasets.masked_dataset import MaskedWordPieceDataset
 from megatron.core.datasets.t5_dataset import T5MaskedWordPieceDataset
 from numpy.typing import NDArray
 
-LONGEST_SENTENCE = 512  # of core's helpers: documents with a longer one are left out
-NO_TOKEN = -1  # where a sample is padded, until its masks are made
+LONGEST_SENTENCE = 512  # limit of core's helpers: documents with a longer sentence are left out
+NO_TOKEN = -1  # padding in samples, until masks are made
 
 
 @dataclass
 class MaskedDatasetConfig(GPTDatasetConfig):
-    """What core's masked datasets are asked for, by their names; the values are Megatron-LM's."""
+    """Settings of core's masked datasets, under core's names; the values are Megatron-LM's."""
 
-    piece_tokens: int | None = None  # of a document that isn't cut into sentences; None: an eighth of a sample
+    piece_tokens: int | None = None  # for documents that aren't split into sentences; None: an eighth of a sample
     masking_probability: float = 0.15
     short_sequence_probability: float = 0.1
     masking_max_ngram: int = 3
@@ -50,7 +50,7 @@ class MaskedDatasetConfig(GPTDatasetConfig):
 
     @classmethod
     def like(cls, dataset: GPTDatasetConfig, **given: Any) -> Self:
-        """With what a recipe's common dataset says, too."""
+        """A configuration with the settings of a recipe's common dataset."""
         names = [field.name for field in dataclasses.fields(GPTDatasetConfig) if field.init]
         common = {name: getattr(dataset, name) for name in names}
         return cls(**{**common, "sequence_length": given.get("seq_length", dataset.seq_length), **given})
@@ -61,13 +61,13 @@ class MaskedDatasetConfig(GPTDatasetConfig):
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """Tokens that the objective needs, of which the tokenizer may have none."""
+        """Special tokens that the objective needs; the tokenizer may lack them."""
         raise NotImplementedError
 
 
 @dataclass
 class BertDatasetConfig(MaskedDatasetConfig):
-    """`classification_head`: samples of two segments, of which the second follows the first, or comes before it."""
+    """`classification_head`: samples have two segments, and the second follows the first or precedes it."""
 
     classification_head: bool = True
 
@@ -81,7 +81,7 @@ class BertDatasetConfig(MaskedDatasetConfig):
 
 @dataclass
 class T5DatasetConfig(MaskedDatasetConfig):
-    """`sentinels`: how many spans of a sample can be masked (Megatron-LM's `--vocab-extra-ids`)."""
+    """`sentinels`: number of spans that can be masked in a sample (Megatron-LM's `--vocab-extra-ids`)."""
 
     sequence_length_decoder: int = 128
     sentinels: int = 100
@@ -101,7 +101,7 @@ class T5DatasetConfig(MaskedDatasetConfig):
 
 
 class Marked:
-    """A tokenizer with the tokens that a masked dataset needs: its own, or numbers after its vocabulary."""
+    """A tokenizer with the special tokens of a masked dataset: its own, or ids after its vocabulary."""
 
     def __init__(self, tokenizer: Any, marks: tuple[str, ...]):
         self._tokenizer = tokenizer
@@ -118,20 +118,20 @@ class Marked:
 
     @property
     def additional_special_tokens_ids(self) -> list[int]:
-        """T5's sentinels, in the order in which spans take them."""
+        """T5's sentinels, in the order in which spans use them."""
         return [added for mark, (_, added) in self._ids.items() if mark.startswith("sentinel ")]
 
 
 def _own(tokenizer: Any, mark: str) -> int | None:
     try:
         found = getattr(tokenizer, mark)
-    except Exception:  # whatever a tokenizer says of a token that it lacks
+    except Exception:  # tokenizers differ in what they raise for a missing token
         return None
     return found if isinstance(found, int) and found >= 0 else None
 
 
 class Pieces:
-    """Documents in pieces of equal length, as core reads a corpus of sentences."""
+    """Documents split into pieces of equal length, with the interface of a corpus of sentences."""
 
     def __init__(self, whole: IndexedDataset, size: int):
         self._whole, self._size = whole, size
@@ -155,7 +155,7 @@ class Pieces:
 
 @contextlib.contextmanager
 def _process_group() -> Iterator[None]:
-    """Core asks for this process's rank, and where the index is built before the run there is no group of ranks."""
+    """A process group for core, which asks for the rank: there is none when the index is built before the run."""
     alone = not torch.distributed.is_initialized()
     if alone:
         torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
@@ -167,12 +167,12 @@ def _process_group() -> Iterator[None]:
 
 
 class _OfPieces(MaskedWordPieceDataset):
-    """What both objectives have to be changed in."""
+    """Changes to core's dataset that both objectives need."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        # Core marks the end of a sample by the tokenizer's padding token, and makes masks and segments of its number:
-        # they are right only where that is 0. And a document may have such a token.
+        # Core marks the end of a sample by the tokenizer's padding token, and derives masks and segments from its id,
+        # which is only right if that is 0. Besides, a document may contain that token.
         self._pad_token_id = NO_TOKEN
 
     def _build_sample_index(self, *arguments: Any) -> NDArray:
@@ -191,7 +191,7 @@ class _OfPieces(MaskedWordPieceDataset):
 
     @property
     def tokens(self) -> int:
-        """Of the documents that samples are drawn from."""
+        """Number of tokens in the documents that samples are drawn from."""
         begins, lengths = self.dataset.document_indices, self.dataset.sequence_lengths
         sums = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
         return int((sums[begins[self.indices + 1]] - sums[begins[self.indices]]).sum())
@@ -222,5 +222,5 @@ def build(sizes: list[int], config: MaskedDatasetConfig, *_: Any, **__: Any) -> 
     return BlendedMegatronDatasetBuilder(kind, sizes, lambda: True, asked).build()
 
 
-# Bridge looks for the class first that stands first, and ours are GPT's too.
+# Bridge takes the first class that matches, and ours are also subclasses of GPT's.
 utils._REGISTRY = {MaskedDatasetConfig: build, **utils._REGISTRY}

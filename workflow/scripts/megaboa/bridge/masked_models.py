@@ -1,6 +1,6 @@
-"""BERT and T5 as Bridge's model providers: core has both models, Bridge a provider of T5 alone.
+"""Bridge model providers for BERT and T5: megatron-core has both models, Bridge only a provider for T5.
 
-Both take Transformer Engine's layers where it is there, and core's own on the CPU, as Bridge's GPT does.
+Both use Transformer Engine's layers if installed, and core's own on the CPU, like Bridge's GPT.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.torch_norm import WrappedTorchNorm
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
-BACKWARD = 3  # a step's operations, compared with those of its forward pass
+BACKWARD = 3  # operations of a step, relative to its forward pass
 
 
 @dataclass
 class BertModelProvider(TransformerConfig, ModelProviderMixin[BertModel]):
-    """`binary_head`: predict whether the second segment follows the first, too."""
+    """`binary_head`: also predict whether the second segment follows the first."""
 
     binary_head: bool = True
     fp16_lm_cross_entropy: bool = False
@@ -43,7 +43,7 @@ class BertModelProvider(TransformerConfig, ModelProviderMixin[BertModel]):
     seq_length: int = 512
     vocab_size: int | None = None
     should_pad_vocab: bool = False
-    persist_layer_norm: bool = False  # of Apex: the head has a norm of its own, which is torch's without it
+    persist_layer_norm: bool = False  # would need Apex; the head's own norm is torch's without it
     bias_activation_fusion: bool = True
     bias_dropout_fusion: bool = True
     masked_softmax_fusion: bool = True
@@ -74,7 +74,7 @@ class BertModelProvider(TransformerConfig, ModelProviderMixin[BertModel]):
         )
 
     def _get_num_floating_point_operations(self, batch_size: int) -> float:
-        """By which Bridge knows a step's operations. Attention looks both ways: all pairs of positions count."""
+        """Bridge's hook for a step's operations. Attention is bidirectional, so all pairs of positions count."""
         length, hidden = self.seq_length, self.hidden_size
         layers = self.num_layers * _layer(self, length, length * length)
         head = 2 * length * hidden * (hidden + _rows(self))
@@ -83,7 +83,7 @@ class BertModelProvider(TransformerConfig, ModelProviderMixin[BertModel]):
 
 @dataclass
 class T5Provider(T5ModelProvider):
-    """Bridge's, with core's layers where Transformer Engine is missing; `vocab_size` is the number of rows."""
+    """Bridge's provider, with core's layers if Transformer Engine is missing; `vocab_size` is the number of rows."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -91,7 +91,8 @@ class T5Provider(T5ModelProvider):
             self.transformer_layer_spec = _local_t5_layers
 
     def _get_num_floating_point_operations(self, batch_size: int) -> float:
-        """Of the decoder's pairs of positions half are masked, as Bridge counts them of GPT's."""
+        """Bridge's hook for a step's operations. Half of the decoder's pairs of positions are masked, as in Bridge's
+        count for GPT."""
         read, written, hidden, width = self.seq_length, self.seq_length_dec, self.hidden_size, _width(self)
         encoder = self.encoder_num_layers * _layer(self, read, read * read)
         cross = 4 * written * hidden * width + 4 * read * hidden * width + 4 * written * read * width
@@ -103,12 +104,13 @@ class T5Provider(T5ModelProvider):
 def _bert_layers() -> ModuleSpec:
     if HAVE_TE:
         return get_bert_layer_with_transformer_engine_spec()
-    # What is shared by the module must not be changed by the model.
+    # The specification is shared by the module, so the model must not modify it.
     return dataclasses.replace(bert_layer_local_spec, submodules=copy.copy(bert_layer_local_spec.submodules))
 
 
 def _local_t5_layers(encoder_config: T5ModelProvider, decoder_config: T5ModelProvider) -> list[Any]:
-    """Core's block has Transformer Engine's norm at its end whatever its layers are made of."""
+    """Core's local layers with torch's norm at the end of a block: core puts Transformer Engine's norm there in any
+    case."""
     blocks: list[TransformerBlockSubmodules] = local_layer_spec(encoder_config, decoder_config)
     return [dataclasses.replace(block, layer_norm=WrappedTorchNorm) for block in blocks]
 

@@ -1,4 +1,4 @@
-"""Noise of the size of rounding on the weights that a run begins with: what makes it a twin (report/agreement.py)."""
+"""Rounding-sized noise on a run's initial weights, which makes the run a twin (report/agreement.py)."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from megatron.bridge.training.callbacks import Callback, CallbackContext
 
 
 class Nudge(Callback):
-    """Before the first step. `number`: which noise."""
+    """Adds the noise before the first step. `number`: selects the noise."""
 
     def __init__(self, number: int, resumed: Callable[[], bool] = lambda: False):
-        """`resumed`: whether the weights, by then, are those of a run that was moved before."""
+        """`resumed`: whether the loaded weights are those of a run that was nudged before."""
         self._number, self._resumed = number, resumed
 
     def on_train_start(self, context: CallbackContext) -> None:
         if self._resumed():
             return
         nudge(context.model, self._number)
-        if context.optimizer is not None:  # it may have copies of the weights, of a higher precision
+        if context.optimizer is not None:  # its copies of the weights, perhaps in higher precision
             context.optimizer.reload_model_params()
 
 
 def nudge(model: Sequence[torch.nn.Module], number: int) -> None:
-    """Move each weight by one unit in the last place, up, down, or not at all.
+    """Move each weight up or down by one unit in the last place, or not at all.
 
-    Every rank that holds a copy of a parameter moves it alike, as the noise depends on its name alone.
+    The noise only depends on a parameter's name, so that all ranks with a copy of it move it alike.
     """
     for chunk in model:
         for name, weight in chunk.named_parameters():
-            if not weight.requires_grad:  # what adapters change is read again in every attempt
+            if not weight.requires_grad:  # the base of adapters is loaded again in every attempt
                 continue
-            # The output layer on the last pipeline stage may be the embedding of the first.
+            # The output layer on the last pipeline stage may be a copy of the embedding.
             name = "embedding" if getattr(weight, "shared_embedding", False) else name
             digest = hashlib.sha256(f"{number} {name}".encode()).digest()
             generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))

@@ -1,4 +1,4 @@
-"""Overrides of an experiment in the grammar of Hydra, which Bridge reads. Standard library only."""
+"""Writes an experiment's overrides in Hydra's grammar, which Bridge parses. Standard library only."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from megaboa.records import Tree
 
 
 def hydra_overrides(overrides: Tree) -> list[str]:
-    """Without Hydra's `+`: a field that Bridge doesn't know is an error, not a new field."""
+    """Overrides for Bridge. Without Hydra's `+` a field that Bridge doesn't know is an error, not a new field."""
     return [f"{field}={hydra_value(value)}" for field, value in overrides.items()]
 
 
 def hydra_value(value: Any) -> str:
-    """A value quoted so that it arrives with the type that it has here."""
+    """A value quoted so that Hydra restores its type."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -28,7 +28,7 @@ def hydra_value(value: Any) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Hydra takes a backslash for one only before a quote (or at the end), so only there is it doubled."""
+    """A string in quotes. Hydra unescapes backslashes only before a quote or at the end, so only these are doubled."""
     out, slashes = [], 0
     for character in text:
         if character == "'":

@@ -1,10 +1,9 @@
-"""Checkpoints are read by several threads of a rank in training.
+"""Parallel reads of checkpoints, by several threads per rank, in training.
 
-PyTorch reads one tensor into memory that it takes for it, copies it to where it belongs, and reads the next: 1 GiB/s a
-rank on the host of two H200s, though the files were in memory (docs/benchmarks/saves.md). Taking memory is what takes
-long. Here threads read tensors in pieces to buffers that are used again and again, pinned ones for a GPU. The rank's
-own thread copies the pieces in the order of the files. It alone talks to the planner, which is not thread-safe, and to
-the GPU.
+PyTorch reads a tensor into newly allocated memory, copies it to its place, and then reads the next one. That was 1
+GiB/s per rank on the host of two H200s, although the files were in memory (docs/benchmarks/saves.md): the allocation is
+slow. Here threads read pieces of tensors into reused buffers, pinned ones for a GPU. The rank's own thread copies the
+pieces in the order of the files. Only that thread talks to the planner, which is not thread-safe, and to the GPU.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from torch.distributed.checkpoint import FileSystemReader, filesystem
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 
 THREADS = 8
-AHEAD_BYTES = 2**30  # of tensors that are read whole or located, until they are copied; or one that is larger
+AHEAD_BYTES = 2**30  # limit for tensors that were located or read whole, but not copied; or one larger tensor
 MIN_BYTES_IN_PIECES = 2**20
 PIECE_BYTES = 16 * 2**20
 BUFFERS = 2 * THREADS
@@ -49,14 +48,14 @@ def read_data(self: FileSystemReader, plan: LoadPlan, planner: LoadPlanner) -> t
 
 
 class Reading:
-    """`located` holds what threads locate in its file or read whole, `in_order` what this thread does next, with the
-    read that it waits for."""
+    """State of a read. `located`: tensors being located or read by threads; `in_order`: this thread's next actions,
+    each with the read that it waits for."""
 
     def __init__(self, reader: FileSystemReader, planner: LoadPlanner, pool: ThreadPoolExecutor) -> None:
         self.reader, self.planner, self.pool = reader, planner, pool
         self.located: deque[tuple[ReadItem, int, Future]] = deque()
         self.in_order: deque[tuple[Future, Callable[[], None]]] = deque()
-        self.ahead = 0  # bytes
+        self.ahead = 0  # bytes of located tensors
         self.buffers: list[Buffer] = []
         self.free: deque[Buffer] = deque()
 
@@ -73,7 +72,7 @@ class Reading:
             buffer.wait()
 
     def _advance(self) -> None:
-        """Finish what has been read, so that its memory is free, or else schedule more."""
+        """Complete the oldest read if it is done, which frees its memory; otherwise schedule more."""
         if self.in_order and (self.in_order[0][0].done() or not self.located):
             self._finish_the_oldest()
         else:
@@ -111,7 +110,7 @@ class Reading:
         self.free.append(buffer)
 
     def _hand_over(self, item: ReadItem, length: int, found: torch.Tensor | io.BytesIO) -> None:
-        """As PyTorch does it."""
+        """Hand a tensor or bytes over to the planner, as PyTorch does."""
         self.ahead -= length
         if item.type == LoadItemType.BYTE_IO:
             self.planner.load_bytes(item, found)
@@ -137,7 +136,8 @@ class TensorInFile:
 
 
 def _locate_or_read(reader: FileSystemReader, item: ReadItem) -> torch.Tensor | TensorInFile | io.BytesIO:
-    """The file is opened for each tensor: a checkpoint may have more files than a process may keep open."""
+    """Locate a tensor in its file, or read it. Files are opened each time, as a checkpoint may have more than a process
+    may keep open."""
     place = reader.storage_data[item.storage_index]
     path = reader.fs.concat_path(reader.path, place.relative_path)
     with reader.fs.create_stream(path, "rb") as file:
@@ -160,19 +160,19 @@ def _locate_or_read(reader: FileSystemReader, item: ReadItem) -> torch.Tensor | 
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether its bytes are those of its elements, one after the other."""
+    """Whether a tensor is contiguous in memory, without holes."""
     return type(tensor) is torch.Tensor and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
 class Buffer:
-    """Host memory for one piece. It may be filled again when what was copied from it has arrived."""
+    """Host memory for one piece. Reusable once the copies from it have completed."""
 
     def __init__(self) -> None:
         self.memory = torch.empty(PIECE_BYTES, dtype=torch.uint8, device="cpu", pin_memory=torch.cuda.is_initialized())
         self.copied: torch.cuda.Event | None = None
 
     def read(self, tensor: TensorInFile, piece: range) -> None:
-        """By a thread."""
+        """Read a piece. Called by a thread."""
         rest = memoryview(self.memory[: len(piece)].numpy())
         with open(tensor.path, "rb", buffering=0) as file:
             file.seek(tensor.offset + piece.start)
@@ -195,13 +195,13 @@ class Buffer:
 
 
 class Target:
-    """Where a tensor belongs. The planner is asked when the first piece is there."""
+    """Destination of a tensor. The planner is asked for it when the first piece has arrived."""
 
     def __init__(self, item: ReadItem, stored: TensorInFile, planner: LoadPlanner) -> None:
         self.item, self.stored, self.planner = item, stored, planner
 
     def write(self, piece: range, buffer: Buffer) -> None:
-        """Pieces come in order."""
+        """Copy a piece to its place. Pieces arrive in order."""
         meta = self.stored.meta
         if piece.start == 0:
             self.tensor = _resolve(self.item, meta.size(), self.planner)

@@ -1,4 +1,4 @@
-"""Bridge's own configuration of every run of an experiment, built and validated on a machine without a GPU."""
+"""Preflight: Bridge's own configuration of every run of an experiment, built and validated without a GPU."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from megaboa.data import hub
 from megaboa.paths import RunFolder
 from megaboa.records import LaunchSpec, RunCheck, RunSpec, Tree, plain
 
-# What two runs may differ in and still build the same model on the same ranks.
+# Settings that may differ between runs with the same model on the same ranks.
 _OTHER = ("optimizer", "schedule", "data")
 _OTHER_TRAINING = ("train_iters", "seed", "eval_interval", "eval_iters")
 
 
-Played = dict[str, Any]  # fields of a RunCheck that a dry run gives
+Played = dict[str, Any]  # fields of a RunCheck that come from a dry run
 
 
 class NotInTheImageError(Exception):
-    """What a run needs and its image lacks."""
+    """The image lacks something that a run needs."""
 
 
 def check(
     experiment: Path, runs: Sequence[str], inside: needs_image.Packages | None = None
 ) -> dict[str, tuple[RunCheck, Facts | None]]:
-    """Per run: PASS and what the configuration says of itself, or FAIL and what is wrong with it; NOT_RUN where the hub
-    doesn't give what a recipe reads, so that there is nothing to judge.
+    """Check runs. PASS comes with values from the configuration, FAIL with the problems. NOT_RUN: the hub doesn't
+    provide what a recipe reads, so the run can't be judged.
 
-    With it the facts, where there is a configuration. One dry run serves all runs of one model and layout. `inside`:
-    the packages of the image, where this process runs in it.
+    Each result comes with the run's facts, if it has a configuration. One dry run serves all runs with the same model
+    and layout. `inside`: the image's packages, if this process runs in the image.
     """
     played: dict[str, Played] = {}
     return {name: check_run(RunFolder(experiment / "runs" / name), played, inside) for name in runs}
@@ -78,8 +78,8 @@ def _check(
     if run.device == "cpu":
         cpu.refuse(config)
     if folder.launch.checkpoint.get("save_interval", config.checkpoint.save_interval) != 0:
-        config.checkpoint.save = "checkpoints"  # so that what a saving run needs is validated too
-    config.dataset.path_to_cache = "cache"  # as every run has one
+        config.checkpoint.save = "checkpoints"  # so that the requirements for saving are validated too
+    config.dataset.path_to_cache = "cache"  # every run has a cache
     turned_off = _turned_off(config, {**run.overrides, **(folder.launch.overrides)})
     with _of_version(inside):
         stopped_at = _unless_for_the_image(run, lambda: runtime_config_update(config), turned_off, inside)
@@ -108,10 +108,10 @@ def _check(
 
 
 def without_image(facts: Facts, folder: RunFolder) -> str | None:
-    """What the ranks' Python, or the image that is built for them, is known to lack: no other image is to come."""
+    """A known lack of the ranks' Python, or of the image that is built for them: then no other image can help."""
     launch = folder.launch
     if launch.image is None:
-        if launch.start and launch.start.python:  # of which nothing is known here
+        if launch.start and launch.start.python:  # its packages aren't known here
             return None
         return needs_image.lacking_package(facts, needs_image.installed(), "this Python")
     asked = records.read_if_there(records.ImageAsked, folder.experiment_folder.specs.image)
@@ -122,7 +122,8 @@ def without_image(facts: Facts, folder: RunFolder) -> str | None:
 
 
 def missing_trackers(launch: LaunchSpec, inside: bool = False) -> list[str]:
-    """What the first step would end with. Of a Python that an image brings nothing is known outside of it."""
+    """Trackers whose packages are missing, which would fail the first step. Outside of an image, nothing is known about
+    its Python."""
     if not inside and (launch.image or (launch.start and launch.start.python)):
         return []
     wanted, where = launch.trackers, "in the image" if inside else "here"
@@ -148,8 +149,8 @@ def _play(config: Any, run: RunSpec, turned_off: set[str], inside: needs_image.P
 
 
 def _turned_off(config: Any, overrides: Tree) -> set[str]:
-    """Switches of kernels that are off by the run's own will. To be asked before validation, as the CPU backend, and
-    Bridge without Transformer Engine, turn off all of them."""
+    """Kernel switches that the run itself has turned off. Must be called before validation, because the CPU backend,
+    and Bridge without Transformer Engine, turn all of them off."""
     off = {name for name in needs_image.SWITCHES if overrides.get(f"model.{name}") is False}
     return off if getattr(config.model, "moe_grouped_gemm", False) else {*off, "moe_grouped_gemm"}
 
@@ -157,8 +158,9 @@ def _turned_off(config: Any, overrides: Tree) -> set[str]:
 def _unless_for_the_image(
     run: RunSpec, act: Callable[[], object], turned_off: set[str], inside: needs_image.Packages | None
 ) -> str | None:
-    """Where Bridge stopped because a package of the image is missing here: no reason to refuse the run, unless this is
-    the image. Other objections are raised.
+    """Run a validation step. If Bridge stops because a package of the image is missing here, return where it stopped.
+
+    Inside the image, such a missing package is an error. Other errors are raised in any case.
     """
     try:
         act()
@@ -175,8 +177,8 @@ def _unless_for_the_image(
 
 @contextlib.contextmanager
 def _of_version(inside: needs_image.Packages | None) -> Iterator[None]:
-    """Let Megatron know which Transformer Engine the image has, though the CPU backend hides it: many of its checks ask
-    for a version. Not while modules are imported: they would look for its parts."""
+    """Tell Megatron the image's version of Transformer Engine, which many of its checks need, although the CPU backend
+    hides the package. Not during imports, which would look for its modules."""
     from megatron.core import utils
     from packaging.version import Version
 
@@ -192,7 +194,7 @@ def _of_version(inside: needs_image.Packages | None) -> Iterator[None]:
 
 
 def _objection(error: Exception) -> str:
-    """What Bridge says, in one line."""
+    """Bridge's error message, in one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
@@ -209,9 +211,9 @@ def _played_by(run: RunSpec) -> str:
 
 @contextlib.contextmanager
 def as_on_a_gpu() -> Iterator[None]:
-    """Bridge asks for the type of the first GPU if experts use the flex dispatcher: answer Hopper, as there is none.
+    """Answer Hopper when Bridge asks for the GPU's type, which it does if experts use the flex dispatcher.
 
-    Whether DeepEP knows the GPU of `resources.gpu` is a rule of ours.
+    A rule of ours checks whether DeepEP supports the GPU in `resources.gpu`.
     """
     import torch
 

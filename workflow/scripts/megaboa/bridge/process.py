@@ -1,4 +1,4 @@
-"""Making a process fit for Megatron, before anything of it is imported."""
+"""Preparation of a process for Megatron, before any of it is imported."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from megaboa.layout import Layout
 from megaboa.scheduler import adopt_rank
 from megaboa.scheduler.local import FORKED, die_with_parent
 
-reached: dict[str, float] = {}  # how far this process has come, and when (unix seconds)
+reached: dict[str, float] = {}  # phases that this process has completed, and when (unix seconds)
 _forked_for: str | None = None
 
 
 def forked_for(device: str) -> None:
-    """Of processes that are forked from this one: Bridge is there, prepared for a device."""
+    """Note that processes forked from this one have Bridge imported, prepared for a device."""
     global _forked_for
     _forked_for = device
     reached["keeper"] = time.time()
@@ -51,7 +51,7 @@ def prepare(device: str, threads: int = 1) -> None:
 
 
 def make_fit(device: str, threads: int = 1) -> None:
-    """Use the given number of threads; activate the CPU backend where asked for."""
+    """Set the number of threads, and activate the CPU backend if that is asked for."""
     warnings.simplefilter("ignore")
     from megaboa.bridge import latent_attention, profilers
 
@@ -64,20 +64,20 @@ def make_fit(device: str, threads: int = 1) -> None:
         from megaboa.bridge import cpu
 
         cpu.activate()
-    else:  # its wheels want glibc 2.39, and Bridge can't be imported without; it saves in the foreground then
+    else:  # its wheels need glibc 2.39, and Bridge needs the import; with a stand-in it saves in the foreground
         from megaboa.bridge.cpu import imports
 
         imports.stand_in("nvidia_resiliency_ext")
 
 
 def started() -> float:
-    """When this process began: for one that was forked, when that was done."""
+    """Unix time at which this process started or, if it was forked, was forked."""
     ticks = int(Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()[19])  # proc(5): starttime
     return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _reaches_gpu() -> bool:
-    """Whether CUDA can be opened here; it can't where the process that this one was forked from has done it."""
+    """Whether CUDA can be opened here; not after a fork from a process that has opened it."""
     import torch
 
     try:
@@ -87,7 +87,7 @@ def _reaches_gpu() -> bool:
 
 
 def _begin_again() -> None:
-    """As a process that imports for itself."""
+    """Restart this process without forking, so that it does the imports itself."""
     sys.stderr.write("megaboa: imports for itself: what was forked is not fit for this\n")
     sys.stderr.flush()
     os.environ[FORKED] = "0"
@@ -96,7 +96,7 @@ def _begin_again() -> None:
 
 
 def require_converter(device: str) -> None:
-    """A model for GPUs is built of Transformer Engine's modules, also to be converted."""
+    """Check that a model for GPUs can be converted here: it is built from Transformer Engine's modules."""
     if device == "cpu":
         return
     import torch
@@ -110,7 +110,8 @@ def require_converter(device: str) -> None:
 
 
 def join_ranks(layout: Layout) -> int:
-    """Be one of a conversion's ranks, if it has several, and say which; to be called before torch is imported."""
+    """Join the ranks of a conversion, if it has several, and return this rank's number. Must precede the import of
+    torch."""
     if layout.world_size == 1:
         return 0
     die_with_parent()
@@ -119,24 +120,24 @@ def join_ranks(layout: Layout) -> int:
 
 
 def leave_in_time(pretrain: ModuleType, seconds: float = 60.0) -> None:
-    """After a failure Bridge takes NCCL down, which may hang (seen on two H200s): then end the process all the same."""
+    """End the process after a failure even if Bridge's shutdown of NCCL hangs (seen on two H200s)."""
     clean_up = pretrain._cleanup_after_pretrain_failure
 
     def in_time(*arguments: Any) -> None:
         timer = threading.Timer(seconds, os._exit, (1,))
         timer.daemon = True
         timer.start()
-        flight.answer()  # while the groups are there
+        flight.answer()  # while the process groups still exist
         clean_up(*arguments)
 
     pretrain._cleanup_after_pretrain_failure = in_time
 
 
 def save_in_foreground() -> None:
-    """Keep what a save reports in this process, as nobody else writes.
+    """Keep the results of a save in this process, because no other process writes.
 
-    Megatron has a queue that other processes reach, and for that starts a Python that imports torch: five seconds of a
-    processor in every rank's first save.
+    Megatron uses a queue between processes, for which it starts a Python that imports torch: five CPU seconds in every
+    rank's first save.
     """
     from megatron.core.dist_checkpointing.strategies import filesystem_async
 
@@ -144,13 +145,14 @@ def save_in_foreground() -> None:
 
 
 class _OwnQueue(queue.SimpleQueue):
-    """Bridge ends the queue's process after a failure: an error there would hide the failure's own."""
+    """A queue with the interface to end its process, which Bridge calls after a failure: an error there would hide the
+    cause."""
 
     _manager = SimpleNamespace(shutdown=lambda: None)
 
 
 def ignore_stop_signal() -> None:
-    """For the processes that write a checkpoint: when all of a job gets SIGTERM, they must finish what they write."""
+    """Ignore SIGTERM in processes that write a checkpoint: if the whole job gets it, they must finish first."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
@@ -160,10 +162,10 @@ def playing_rank_0_of(world_size: int) -> contextlib.AbstractContextManager[None
 
 @contextlib.contextmanager
 def playing(rank: int, world_size: int) -> Iterator[None]:
-    """Bridge asks the environment which rank this is, and how many there are.
+    """Act as another rank, because Bridge reads rank and world size from the environment.
 
-    Afterwards everything in it is as it was: Megatron sets variables by the attention that a model has, and refuses the
-    next model where they are others.
+    The whole environment is restored, because Megatron sets variables depending on a model's attention, and refuses the
+    next model if they don't match.
     """
     before = dict(os.environ)
     os.environ.update({"RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": str(world_size)})

@@ -1,6 +1,6 @@
-"""Profilers around the steps of a run: one small interface for PyTorch's, CUDA's memory, VizTracer and a user's own.
+"""Profilers for a run's steps, behind one small interface: PyTorch's, CUDA memory, VizTracer and the user's own.
 
-Bridge starts and stops its profilers in two functions of its training loop; `attach` adds any other.
+Bridge starts and stops its profilers in two functions of its training loop; `attach` adds others there.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from megaboa.bridge.hooks import on_import
 from megaboa.errors import InputError
 from megaboa.paths import AttemptFolder
 
-MEMORY_EVENTS = 1_000_000  # allocations and frees that a snapshot remembers: the newest
-CALLS = 2_000_000  # that VizTracer keeps: the newest; so many take 1.4 GB when they are written
+MEMORY_EVENTS = 1_000_000  # number of allocations and frees in a snapshot, the newest ones
+CALLS = 2_000_000  # number of VizTracer's entries, the newest ones; writing them takes 1.4 GB
 _has_field = False
 
 
 class Profiler:
-    """What a profiler may do, on every rank that is profiled."""
+    """Interface of a profiler, which runs on every profiled rank."""
 
     def __init__(self, folder: Path, rank: int):
-        """Before the run's first step. What it writes to `folder` is kept; `rank-<rank>` is in the files' names."""
+        """Called before the run's first step. Files in `folder` are kept; their names must contain `rank-<rank>`."""
 
     def step(self) -> None:
         """Before every step of the run, up to the last that is captured."""
@@ -42,7 +42,7 @@ Make = Callable[[Path, int], Profiler]
 
 
 def add_field() -> None:
-    """Give Bridge's ProfilingConfig the field `use_viztracer`. Before the first import of Megatron."""
+    """Add the field `use_viztracer` to Bridge's ProfilingConfig. Must precede the first import of Megatron."""
     global _has_field
     if not _has_field:
         on_import("megatron.training.config.common_config", after=_with_field)
@@ -50,7 +50,7 @@ def add_field() -> None:
 
 
 def _with_field(module: ModuleType) -> None:
-    """Bridge's class inherits this one, wherever else it is named."""
+    """Replace the base class of Bridge's own, before other modules import it by name."""
 
     @dataclasses.dataclass(kw_only=True)
     class ProfilingConfig(module.ProfilingConfig):
@@ -62,7 +62,7 @@ def _with_field(module: ModuleType) -> None:
 
 
 def attach_wanted(config: Any, tool: str, attempt: AttemptFolder) -> None:
-    """The profile's tool, or VizTracer where an override asks for it. nsys is around the rank, not in it."""
+    """Attach the profile's tool, or VizTracer if an override asks for it. nsys wraps the rank from outside."""
     if tool == "viztracer" or getattr(config.profiling, "use_viztracer", False):
         require_viztracer()
         attach(VizTracer, attempt.traces("viztracer"))
@@ -100,7 +100,7 @@ def attach(make: Make, folder: Path) -> None:
 
 
 class Capture:
-    """A profiler and where it is. Training that resumes among the captured steps is captured from there on."""
+    """A profiler's progress. Training that resumes among the captured steps is captured from there on."""
 
     def __init__(self, make: Make, folder: Path):
         self.make, self.folder = make, folder
@@ -108,7 +108,7 @@ class Capture:
         self.is_started = False
 
     def before_step(self, iteration: int, rank: int, start: int, end: int) -> None:
-        """`iteration` steps are done; the captured ones come after `start`, and the last of them is `end`."""
+        """`iteration`: number of steps done. Captured steps come after `start`, up to and including `end`."""
         if iteration >= end:
             return
         if self.profiler is None:
@@ -131,7 +131,7 @@ class PyTorch(Profiler):
     def __init__(self, folder: Path, rank: int, config: Any):
         from megatron.bridge.training.profiling import initialize_pytorch_profiler
 
-        # Bridge counts the step that begins, and writes next to the given folder.
+        # Bridge counts the step that begins, and writes to a sibling of the given folder.
         steps = {"profile_step_start": config.profile_step_start + 1, "profile_step_end": config.profile_step_end + 1}
         self.profile = initialize_pytorch_profiler(dataclasses.replace(config, **steps), str(folder))
         self.profile.start()
@@ -147,6 +147,7 @@ class PyTorch(Profiler):
 
 class Memory(Profiler):
     """Allocations on the GPU after the last step, with their history: `rank-<rank>.pickle`, for PyTorch's memory_viz.
+
     Allocations from before the first of these steps have no stack.
     """
 
@@ -166,7 +167,7 @@ class Memory(Profiler):
 
 
 class VizTracer(Profiler):
-    """All calls of Python and C: `rank-<rank>.json`, which `vizviewer` shows."""
+    """All Python and C calls: `rank-<rank>.json`, for `vizviewer`."""
 
     def __init__(self, folder: Path, rank: int):
         import viztracer
@@ -186,22 +187,22 @@ class VizTracer(Profiler):
 
 
 def require_viztracer() -> None:
-    """It is needed by this alone, and may be missing in an image."""
+    """Check that VizTracer is installed, which only this tool needs, so an image may lack it."""
     if importlib.util.find_spec("viztracer") is None:
         raise InputError(f"profile.tool: {sys.executable} has no viztracer: install it there, or take pytorch")
 
 
 def of_file(path: Path) -> Make:
-    """A user's own: the file's class `Profiler`, with the methods of the one above that it needs."""
+    """The user's own profiler: class `Profiler` in a file, with those of the above methods that it needs."""
     path = path.expanduser()
     spec = importlib.util.spec_from_file_location(f"profiler_{path.stem}", path)
     if spec is None or spec.loader is None or not path.is_file():
         raise InputError(f"profile.tool: there is no Python file {path}: check the path")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses and pickle look there
+    sys.modules[spec.name] = module  # for dataclasses and pickle
     spec.loader.exec_module(module)
     own = getattr(module, "Profiler", None)
     if not isinstance(own, type):
         raise InputError(f"profile.tool: {path} has no class Profiler, with start() and stop(): add one")
-    # Methods that it hasn't do nothing.
+    # Missing methods do nothing.
     return own if issubclass(own, Profiler) else type(own.__name__, (own, Profiler), {})

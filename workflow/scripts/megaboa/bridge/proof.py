@@ -1,6 +1,6 @@
-"""Proofs that a conversion lost nothing: every tensor by name, shape, type and bits, the same logits and the same loss.
+"""Proofs that a conversion lost nothing: every tensor's name, shape, type and bits, equal logits and equal loss.
 
-A proof is a list of checks, each PASS or FAIL with what was seen. The CPU backend, where it is needed, must be active
+A proof is a list of checks, each PASS or FAIL with a description. The CPU backend, where it is needed, must be active
 before this module is imported.
 """
 
@@ -66,20 +66,20 @@ from megaboa.run import checkpoints
 NEEDED = {"tensors", "experts", "loads"}
 COPY = "output_layer.weight"
 PADDED = ("word_embeddings.weight", "output_layer.weight")
-# Largest difference of the loss from the one in the log, by the precision of the run.
+# Allowed difference of the loss from the one in the log, by the run's precision.
 BOUNDS = {"fp32": 1e-4, "bf16_mixed": 2e-2, "fp16_mixed": 2e-2}
 FP8_BOUND = 1e-1
-MOST_WORK = 2e14  # operations: an hour or two
-# They tell Megatron's attention where documents end; transformers' models would have to be told otherwise.
+MOST_WORK = 2e14  # operations: one or two hours
+# They tell Megatron's attention where documents end, for which transformers' models need other inputs.
 NOT_COMPARABLE = ("reset_position_ids", "reset_attention_mask", "fim")
 LOSS_READS = ("tokens", "labels", "loss_mask")
 Batch = dict[str, torch.Tensor]
 
 
 def prove_import(source: ModelSource, checkpoint: Path, layout: Layout = WHOLE) -> list[Check]:
-    """The Megatron checkpoint holds the Hugging Face model, the whole of it and nothing else.
+    """Prove that the Megatron checkpoint holds the Hugging Face model, completely and nothing else.
 
-    Of several ranks each holds a part of it, and the last one says what was seen; the others return nothing.
+    Several ranks hold parts of the model; only the last one returns checks.
     """
     bridge = converter_of(source)
     config = AutoConfig.from_pretrained(source.path, local_files_only=True)
@@ -89,7 +89,7 @@ def prove_import(source: ModelSource, checkpoint: Path, layout: Layout = WHOLE) 
         if is_last():
             checks = [*complete(originals, config), *checks, *round_trip(originals, hf_tensors(bridge, model))]
         else:
-            deque(hf_tensors(bridge, model), maxlen=0)  # every rank gives its part
+            deque(hf_tensors(bridge, model), maxlen=0)  # every rank contributes its parts
         theirs = reference.load(source.path, source.params) if is_last() else None
         checks += same_logits(model, theirs, config.get_text_config().vocab_size)
         return checks if is_last() else []
@@ -98,10 +98,10 @@ def prove_import(source: ModelSource, checkpoint: Path, layout: Layout = WHOLE) 
 def prove_export(
     export: ExportRecord, source: ModelSource, folder: RunFolder, layout: Layout = WHOLE
 ) -> tuple[list[Check], dict[str, str]]:
-    """The exported folder is the checkpoint, the whole of it, and a model that transformers loads and runs.
+    """Prove that the exported folder is the checkpoint, completely, and a model that transformers loads and runs.
 
-    Also what could not be looked at, and why. Of several ranks each holds a part of the checkpoint, and the last one
-    says what was seen; the others return nothing.
+    Also returns checks that were not possible, and why. Several ranks hold parts of the checkpoint; only the last one
+    returns results.
     """
     if layout.world_size == 1 or int(os.environ["RANK"]) == layout.world_size - 1:
         found = _Found(export, source, folder)
@@ -118,7 +118,7 @@ def prove_export(
         checks.append(second_export(bridge, model, folder, source, export))
         theirs = reference.load(export.path, source.params) if found else None
         checks += same_logits(model, theirs, vocab_size)
-        del model  # it computes in fp32 now
+        del model  # it computes in fp32 since then
         model = load_trained(bridge, folder, checkpoint, layout)
         read_back(bridge, model, export.path)
         checks.append(same_parameters(trained_bits, parameter_digests(bridge, model, vocab_size)))
@@ -128,13 +128,13 @@ def prove_export(
     if not folder.run.has_adapters:
         return checks, found.left_out
     del model
-    with process_groups(source.device):  # it leaves the reference with the base's weights
+    with process_groups(source.device):  # loads the base's weights into the reference
         merged, unseen = adapters.prove(bridge, folder, Path(export.path), theirs.model)
     return [*checks, *merged], found.left_out | unseen
 
 
 class _Found:
-    """What the files of an export say without Megatron, and what is needed to compare its loss."""
+    """Checks of an export's files that need no Megatron, and inputs for comparing the loss."""
 
     def __init__(self, export: ExportRecord, source: ModelSource, folder: RunFolder):
         self.left_out: dict[str, str] = {}
@@ -143,21 +143,20 @@ class _Found:
         self.checks = [files]
         self.can_be_read = files.passed
         if not files.passed:
-            return  # what else could be said of it?
+            return  # nothing else can be said about changed files
         self._tensors(export, source)
         self._evaluation = checkpoints.evaluations(RunStore(folder.store)).get(export.iteration)
         if obstacle := held_out_obstacle(folder, self._evaluation, source.params):
             self.left_out["validation loss"] = obstacle
         else:
-            self._read = held_out_batches(folder, self._evaluation)  # before there is a process group
+            self._read = held_out_batches(folder, self._evaluation)  # must precede the process group
             self._precision = as_trained(folder).training["precision"]
         self.checks += runs_alone(export.path, source.params)
-        # Otherwise Megatron could not read it either.
+        # If these failed, Megatron can't read the files either.
         self.can_be_read = not NEEDED.intersection(one.name for one in self.checks if not one.passed)
 
     def _tensors(self, export: ExportRecord, source: ModelSource) -> None:
-        # What is expected comes from the source; of the export's own config only the type that training gave the
-        # weights.
+        # Expectations come from the source's config; from the export's only the type that training gave the weights.
         config = AutoConfig.from_pretrained(source.path, local_files_only=True)
         dtype = AutoConfig.from_pretrained(export.path, local_files_only=True).dtype
         with Tensors(export.path) as after:
@@ -173,12 +172,12 @@ class _Found:
             self.checks += complete(after, config)
 
     def loss(self, theirs: torch.nn.Module) -> list[Check]:
-        """transformers' over what the run's own evaluation read."""
+        """Compare the loss of transformers' model on the samples of the run's own evaluation."""
         return [same_loss(theirs, self._read, self._evaluation, self._precision)] if self._read else []
 
 
 def unchanged(export: ExportRecord) -> Check:
-    """The files are those that the export wrote."""
+    """Check that the files are those that the export wrote."""
     found = folder_digests(export.path)
     wrong = sorted(name for name, digest in export.files.items() if found.get(name) != digest)
     extra = sorted(found.keys() - export.files.keys())
@@ -189,10 +188,10 @@ def unchanged(export: ExportRecord) -> Check:
 def second_export(
     bridge: AutoBridge, model: list[torch.nn.Module], run: RunFolder, source: ModelSource, export: ExportRecord
 ) -> Check:
-    """A second export, in another process, gives the same tensors bit for bit, and the same other files.
+    """Check that a second export, in another process, gives the same tensors bit for bit, and the same other files.
 
-    The tensors are compared one at a time and written nowhere. In which order they come, and so in which file each is,
-    depends on the ranks. Of several, the last one says. Adapters are written again, and their files compared.
+    The tensors are compared one at a time and not written. Their order, and thus their files, may differ, because it
+    depends on the ranks. Only the last rank returns the result. Adapters are written again, and their files compared.
     """
     tensors = hf_tensors(bridge, model)
     if not is_last():
@@ -219,7 +218,7 @@ def second_export(
 
 
 def read_back(bridge: AutoBridge, model: list[torch.nn.Module], folder: str) -> None:
-    """Fill a Megatron model with the exported weights; what isn't read from them is NaN."""
+    """Fill a Megatron model with the exported weights; parameters that aren't read from them become NaN."""
     with torch.no_grad():
         for parameter in unwrap_model(model)[0].parameters():
             parameter.fill_(float("nan"))
@@ -227,7 +226,7 @@ def read_back(bridge: AutoBridge, model: list[torch.nn.Module], folder: str) -> 
 
 
 def same_parameters(before: dict[str, str], after: dict[str, str]) -> Check:
-    """Read from the exported files, every parameter of the Megatron model is what it was, bit for bit."""
+    """Check that every parameter of the Megatron model, read back from the exported files, is the same bit for bit."""
     found = from_all((len(before), [name for name in before if after[name] != before[name]]))
     wrong = sorted({name for _, names in found for name in names})
     count = sum(number for number, _ in found)
@@ -236,7 +235,7 @@ def same_parameters(before: dict[str, str], after: dict[str, str]) -> Check:
 
 
 def parameter_digests(bridge: AutoBridge, model: list[torch.nn.Module], vocab_size: int) -> dict[str, str]:
-    """Of every parameter, the rows by which Megatron pads the vocabulary left out."""
+    """Digest of every parameter, without Megatron's padding of the vocabulary."""
     found = {}
     for task in bridge.get_conversion_tasks(model):
         if task is not None and task.param_weight is not None:
@@ -249,9 +248,10 @@ def parameter_digests(bridge: AutoBridge, model: list[torch.nn.Module], vocab_si
 
 
 def mapped(bridge: AutoBridge, model: list[torch.nn.Module]) -> Check:
-    """Every parameter of the Megatron model has its counterpart: none kept a random start unnoticed.
+    """Check that every parameter of the Megatron model has a source, so that none silently keeps its random
+    initialization.
 
-    Bridge itself leaves out a parameter for which it knows no tensor, or whose tensor isn't there, and only logs it.
+    Bridge itself skips a parameter that it knows no tensor for, or whose tensor is missing, and only logs that.
     """
     covered = {task.param_name for task in bridge.get_conversion_tasks(model) if task and task.param_weight is not None}
     part = unwrap_model(model)[0]
@@ -265,12 +265,12 @@ def mapped(bridge: AutoBridge, model: list[torch.nn.Module]) -> Check:
 
 
 def _has_copy(part: torch.nn.Module) -> bool:
-    """Whether it is the last stage of a pipeline, with a copy of the first one's embedding for a tied head."""
+    """Whether this pipeline stage has a copy of the first stage's embedding, for a tied head."""
     return part.share_embeddings_and_output_weights and not part.pre_process
 
 
 def runs_alone(folder: str, params: int) -> list[Check]:
-    """A fresh process, with no network and no Megatron, loads the model and generates."""
+    """Check that a fresh process loads the model and generates, with no network and no Megatron."""
     scripts = Path(__file__).resolve().parents[2]
     done = subprocess.run(
         [sys.executable, "-m", "megaboa.bridge.reload", folder, str(params)],
@@ -291,7 +291,8 @@ def runs_alone(folder: str, params: int) -> list[Check]:
 
 
 def held_out_obstacle(folder: RunFolder, evaluation: Evaluated | None, params: int) -> str | None:
-    """Why the loss can't be compared with the log's on the samples of the run's own evaluation; None if it can."""
+    """The reason why the loss can't be compared with the log's on the samples of the run's own evaluation; None if it
+    can."""
     if evaluation is None or evaluation.samples is None:
         return "this checkpoint was not evaluated while training"
     if not folder.index or not Path(folder.index.cache).is_dir():
@@ -303,9 +304,9 @@ def held_out_obstacle(folder: RunFolder, evaluation: Evaluated | None, params: i
 
 
 def held_out_batches(folder: RunFolder, evaluation: Evaluated) -> list[Batch]:
-    """What the evaluation read, of all ranks. To be called before any process group is made: it plays them all.
+    """The batches that the evaluation read on all ranks. Must be called before there is a process group.
 
-    Bridge draws validation samples in a random order, and every data parallel rank from a part of its own.
+    Bridge draws validation samples in random order, and each data parallel rank from its own part.
     """
     config = configuration.build_as_launched(folder, configuration.Inputs.for_data(folder))
     config.dataset.path_to_cache = str(Path(folder.index.cache).absolute())
@@ -328,9 +329,9 @@ def held_out_batches(folder: RunFolder, evaluation: Evaluated) -> list[Batch]:
 
 
 def same_loss(model: torch.nn.Module, found: list[Batch], evaluation: Evaluated, precision: str) -> Check:
-    """transformers' loss over these samples is what the training's log says.
+    """Check that transformers' loss over these samples is the one in the training's log.
 
-    The log's was computed by Megatron in the run's layout and precision; this one by transformers in fp32.
+    The logged loss was computed by Megatron in the run's layout and precision, this one by transformers in fp32.
     """
     total, count = 0.0, 0.0
     sequences = (

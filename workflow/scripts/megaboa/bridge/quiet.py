@@ -1,4 +1,4 @@
-"""Keep what the libraries print to themselves unless something goes wrong. Standard library only."""
+"""Suppresses the libraries' output unless something goes wrong. Standard library only."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from megaboa.errors import InputError
 
 @contextlib.contextmanager
 def quietly() -> Iterator[None]:
-    """Hold back output, errors and logging of Python code; show all of it where an exception ends the block that is not
-    the sentence of a user's mistake, or of a disk that is full."""
+    """Hold back output, errors and logging of Python code, and show all of it if an exception ends the block.
+
+    For a user's mistake, or a full disk, which have a sentence of their own, it isn't shown.
+    """
     held = io.StringIO()
     try:
         with contextlib.redirect_stdout(held), contextlib.redirect_stderr(held), _logging_to(held):
@@ -28,7 +30,7 @@ def quietly() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _logging_to(stream: io.StringIO) -> Iterator[None]:
-    """Handlers keep the stream that they were made with, so that redirecting isn't enough."""
+    """Redirect logging. Handlers keep the stream that they were created with, so redirecting stderr isn't enough."""
     handlers = [handler for handler in logging.root.handlers if isinstance(handler, logging.StreamHandler)]
     before = [(handler, handler.setStream(stream)) for handler in handlers]
     try:

@@ -1,4 +1,5 @@
-"""Random weights of large models, drawn by all processors: torch draws with one, minutes for some billion values."""
+"""Random weights of large models, drawn by all processors: torch uses one, which takes minutes for a few billion
+values."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
-# Larger tensors are drawn in pieces of as many values. The weights depend on it, and not on the number of threads.
+# Size of the pieces that larger tensors are drawn in. The weights depend on it, but not on the number of threads.
 PIECE = 1 << 22
 
 

@@ -1,7 +1,6 @@
-"""A recipe together with a Hugging Face model: the recipe says how it is trained, the model which weights and names.
+"""A recipe combined with a Hugging Face model: the recipe defines the training, the model the weights and names.
 
-Both describe an architecture. They must describe the same one, as the weights are imported, and exported, by the
-model's converter.
+Both describe an architecture, which must be the same, because the model's converter imports and exports the weights.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ from megaboa.bridge.convert import bridge_of
 from megaboa.data import hub
 from megaboa.records import ModelSource, Tree
 
-FOLDER = "hf_path"  # the parameter by which a recipe asks for the model's folder
-# Further fields by which a model calculates: with other values its weights mean another model.
+FOLDER = "hf_path"  # the parameter through which a recipe asks for the model's folder
+# Further fields that affect the calculation: with other values, the weights would mean another model.
 FIELDS = (
     *("activation_func", "rotary_scaling_factor", "mscale", "mscale_all_dim", "original_max_position_embeddings"),
     *("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim"),
@@ -41,20 +40,20 @@ FIELDS = (
     ),
     *("mtp_num_layers", "yarn_rotary_scaling_factor", "layernorm_zero_centered_gamma", "softmax_type"),
 )
-NEUTRAL = {  # what None means
+NEUTRAL = {  # the meaning of None
     **{"moe_router_num_groups": 1, "moe_router_group_topk": 1, "moe_router_topk_scaling_factor": 1.0},
     **{"mtp_num_layers": 0, "softmax_type": "vanilla", "moe_shared_expert_intermediate_size": 0},
 }
 SHOWN = 6
 
-# What the hub didn't give, for all runs of a call: Bridge and the hub's client try for two minutes to reach it.
+# Errors of the hub, remembered for all runs of a call: Bridge and the hub's client try for two minutes.
 _not_given: dict[str, hub.HubError] = {}
 
 Make = Callable[..., ConfigContainer]
 
 
 def named(recipe: str) -> Make:
-    """The function of a recipe: of the user's (a Python file with `configure`) or of Bridge's, by its name."""
+    """The function of a recipe: the user's (a Python file with `configure`), or Bridge's, by its name."""
     if recipe.endswith(".py"):
         return module_of(recipe).configure
     recipes = importlib.import_module("megatron.bridge.recipes")
@@ -70,7 +69,7 @@ def named(recipe: str) -> Make:
 
 @functools.cache
 def module_of(recipe: str) -> ModuleType:
-    """A recipe file of the user's, run once: its forward step and its configuration share what it defines."""
+    """The user's recipe file as a module, executed once, so that forward step and configuration share definitions."""
     spec = importlib.util.spec_from_file_location(Path(recipe).stem, Path(recipe).expanduser())
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -78,10 +77,10 @@ def module_of(recipe: str) -> ModuleType:
 
 
 def _performance(found: bridge_recipes.Found) -> Make:
-    """A performance recipe, with what Bridge's own launchers add to it (scripts/performance/run_script.py, and
-    scripts/training/run_recipe.py of 0.6): NVIDIA's numbers for BF16 are of Adam with states in fewer bits.
+    """A performance recipe, with the changes of Bridge's own launchers (scripts/performance/run_script.py, and
+    scripts/training/run_recipe.py of 0.6): NVIDIA's BF16 numbers use Adam with states of lower precision.
 
-    Only its own module is imported: others want packages that this model doesn't (wan: diffusers).
+    Only the recipe's own module is imported, because others need packages that this model doesn't (wan: diffusers).
     """
     make = getattr(importlib.import_module(f"{bridge_recipes.MODULE}.{found.module}"), found.name)
 
@@ -90,7 +89,7 @@ def _performance(found: bridge_recipes.Found) -> Make:
         config = make(*args, **kwargs)
         if bridge_recipes.purpose(found.name).precision == "bf16" and config.optimizer.optimizer == "adam":
             config.optimizer.use_precision_aware_optimizer = True
-        if config.checkpoint.save is None:  # we say where, so its interval must say that nothing is saved
+        if config.checkpoint.save is None:  # as `save` is always set later, the interval must disable saves
             config.checkpoint.save_interval = 0
         return config
 
@@ -98,16 +97,17 @@ def _performance(found: bridge_recipes.Found) -> Make:
 
 
 def arguments(make: Make, given: Tree, source: ModelSource) -> Tree:
-    """Those of the experiment, and the model's folder, where the recipe asks for it and the experiment doesn't say."""
+    """The experiment's arguments, plus the model's folder if the recipe has that parameter and the experiment doesn't
+    set it."""
     asked = FOLDER in inspect.signature(make).parameters
     return {**({FOLDER: source.path} if asked else {}), **given}
 
 
 @contextlib.contextmanager
 def reading(model: Tree, source: ModelSource | None) -> Iterator[None]:
-    """A recipe that reads the config of this very model from the hub reads it in the folder that was fetched.
+    """Let a recipe that reads this model's config from the hub read it in the fetched folder instead.
 
-    Where the hub doesn't give another one, the error names the recipe's key.
+    If the hub doesn't provide a config, the error names the recipe's key.
     """
     read, key = AutoBridge.from_hf_pretrained, f"models.{model['name']}.recipe"
 
@@ -126,14 +126,14 @@ def reading(model: Tree, source: ModelSource | None) -> Iterator[None]:
 
     AutoBridge.from_hf_pretrained = from_folder
     try:
-        with hub.reading(f"{key}: what {model['recipe']} reads"):  # by other ways
+        with hub.reading(f"{key}: what {model['recipe']} reads"):  # for other ways of reading
             yield
     finally:
         AutoBridge.from_hf_pretrained = read
 
 
 def refuse_another(own: Any, model: Tree, source: ModelSource) -> None:
-    """Where the recipe, with the overrides, makes another model than the one whose weights and config there are."""
+    """Refuse a recipe that, with overrides, builds another model than the one whose weights and config are used."""
     theirs = bridge_of(source).to_megatron_provider(load_weights=False)
     mine, wanted = _architecture(own), _architecture(theirs)
     found = [_named(field, mine[field], wanted[field]) for field in mine if mine[field] != wanted[field]]
@@ -149,7 +149,7 @@ def refuse_another(own: Any, model: Tree, source: ModelSource) -> None:
 
 
 def _architecture(provider: Any) -> Tree:
-    """The fields, each with what Megatron takes where it is left open."""
+    """The fields of the architecture, completed with Megatron's defaults."""
     found = {field: getattr(provider, field, None) for field in (*ARCHITECTURE, *FIELDS)}
     for field, meant in NEUTRAL.items():
         found[field] = meant if found[field] is None else found[field]
@@ -160,7 +160,7 @@ def _architecture(provider: Any) -> Tree:
     found["window_size"] = list(found["window_size"]) if found["window_size"] else None
     found["activation_func"] = getattr(found["activation_func"], "__name__", None)
     if found["multi_latent_attention"]:
-        found |= dict.fromkeys(("num_query_groups", "kv_channels"))  # ranks and sizes of its own take their place
+        found |= dict.fromkeys(("num_query_groups", "kv_channels"))  # it has ranks and sizes of its own instead
     if found["num_moe_experts"]:
         found["moe_ffn_hidden_size"] = found["moe_ffn_hidden_size"] or found["ffn_hidden_size"]
         every, layers = found["moe_layer_freq"], range(found["num_layers"] or 0)
@@ -171,6 +171,6 @@ def _architecture(provider: Any) -> Tree:
 
 
 def _named(field: str, own: Any, theirs: Any) -> str:
-    """A difference, with the key of config.json where Bridge knows it."""
+    """A difference between recipe and model, with the key of config.json if Bridge knows it."""
     key = next((key for key, name in MegatronModelBridge.CONFIG_MAPPING if name == field), None)
     return f"model.{field} is {own!r} in the recipe and {theirs!r} there" + (f" ({key})" if key else "")

@@ -1,6 +1,6 @@
-"""transformers' model of a folder, computed in fp32: held whole or, where no host could, layer by layer.
+"""transformers' model of a folder, computed in fp32: held whole or, if it is too large for any host, layer by layer.
 
-Needs torch and transformers, no Megatron.
+Needs torch and transformers, but no Megatron.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from megaboa.bridge.source import class_of
 from megaboa.conversion import HELD_WHOLE
 
 BYTES = 4  # of a weight in fp32
-SHARE = 0.7  # of the memory that is free, for a model that is held whole
+SHARE = 0.7  # share of the free memory for a model that is held whole
 LOGITS_BOUND = 1e-5
-HALF_ULP = 2.0**-24  # of fp32, relative
+HALF_ULP = 2.0**-24  # relative, for fp32
 CGROUP = Path("/sys/fs/cgroup")
 
 
 class Reference(NamedTuple):
     model: PreTrainedModel
-    how: str  # it is computed, in words for a proof
+    how: str  # how it is computed, in words for a proof
 
 
 def load(folder: str, params: int) -> Reference:
-    """`params`: how many weights it has, by which it is decided."""
+    """The model of a folder. `params`: its number of weights, which decides how it is held."""
     config = AutoConfig.from_pretrained(folder, local_files_only=True)
     with deciding(params) as whole:
-        # In its own type a model stays in its files: pages of them, which the system takes back when it needs memory.
+        # In its own type the model stays in mapped files, whose pages the system can reclaim when it needs memory.
         dtype = torch.float32 if whole else "auto"
         model = class_of(config).from_pretrained(folder, dtype=dtype, local_files_only=True).eval()
     if not whole:
@@ -48,9 +48,8 @@ def load(folder: str, params: int) -> Reference:
 
 @contextlib.contextmanager
 def deciding(params: int) -> Iterator[bool]:
-    """Whether to hold a model whole, while it is loaded. Another process of this user waits meanwhile: it would count
-    memory as free that this one is about to take.
-    """
+    """Decide whether to hold a model whole, and keep a lock while it is loaded: another process of this user would
+    count memory as free that this one is about to take."""
     with store.locked(Path(tempfile.gettempdir(), f"megaboa-reference-{os.getuid()}.lock"), _waits):
         yield fits(params)
 
@@ -65,17 +64,16 @@ def fits(params: int) -> bool:
 
 
 def logits_bound(layers: int, hidden: int) -> float:
-    """Largest difference of two logits in fp32 by rounding alone, in units of the largest logit (or of 1, where all are
-    smaller).
+    """Largest difference of two fp32 logits due to rounding alone, in units of the largest logit (at least 1).
 
-    Rounding errors add up like a random walk, over the layers and over the terms of each product: twice that walk's
-    length. A mistake shows in the second or third digit.
+    Rounding errors add up like a random walk, over the layers and over the terms of each product; the bound is twice
+    that walk's length. A mistake shows in the second or third digit.
     """
     return max(LOGITS_BOUND, 2 * HALF_ULP * math.sqrt(layers * hidden))
 
 
 def free_bytes() -> float:
-    """Memory that this process may still take: of the host, or of the job that it is in."""
+    """Memory that this process may still allocate: the host's, or that of its job."""
     lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     free = float(next(line.split()[1] for line in lines if line.startswith("MemAvailable:"))) * 1024
     try:
@@ -83,24 +81,24 @@ def free_bytes() -> float:
         group = CGROUP / mine.lstrip("/")
         limit, used = ((group / f"memory.{name}").read_text(encoding="ascii") for name in ("max", "current"))
         return min(free, float(limit) - float(used))
-    except (OSError, ValueError, IndexError):  # no limit, or an older kind of group
+    except (OSError, ValueError, IndexError):  # no limit, or an older version of cgroups
         return free
 
 
 def widen_by_layers(model: torch.nn.Module) -> None:
-    """Let every part of a model compute in fp32, with its weights in that type only as long as it computes."""
+    """Make every part of a model compute in fp32, with fp32 weights only during its computation."""
     for part in _parts(model):
         widen(part, list(part.parameters()))
 
 
 def widen(part: torch.nn.Module, weights: Sequence[torch.Tensor]) -> None:
-    """Have these weights in fp32 while a part computes: its own, or those of another that it is called with."""
+    """Hooks that widen these weights to fp32 while a part computes: its own, or another part's that it receives."""
     part.register_forward_pre_hook(partial(_widen, weights))
     part.register_forward_hook(_restore, always_call=True)
 
 
 def _parts(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
-    """The layers, each as a whole, and what has weights outside of them."""
+    """The layers, each as a whole, and other parts that have weights."""
     if next(module.parameters(recurse=False), None) is not None:
         yield module
         return
@@ -124,8 +122,8 @@ def _restore(part: torch.nn.Module, *_: Any) -> None:
 
 
 def _with_scaled_softmax(model: PreTrainedModel) -> PreTrainedModel:
-    """DeepSeek-V2 as it was published scales its softmax by YaRN's `mscale_all_dim`, as Megatron does; transformers
-    forgets it in versions without its pull request 47435."""
+    """Correct DeepSeek-V2's softmax scale: the published model, like Megatron, scales it by YaRN's `mscale_all_dim`,
+    which transformers omits before its pull request 47435."""
     rope = getattr(model.config, "rope_parameters", None) or {}
     if model.config.model_type == "deepseek_v2" and rope.get("mscale_all_dim") and rope.get("factor", 1) > 1:
         factor = 0.1 * rope["mscale_all_dim"] * math.log(rope["factor"]) + 1

@@ -1,6 +1,6 @@
-"""Load a Hugging Face folder with nothing but transformers, generate, and print what was seen as JSON.
+"""Load a Hugging Face folder with transformers alone, generate, and print the observations as JSON.
 
-`python -m megaboa.bridge.reload FOLDER PARAMETERS`: in fp32, or in its own type if it is too large for that.
+`python -m megaboa.bridge.reload FOLDER PARAMETERS`: in fp32, or in the model's own type if it is too large for that.
 """
 
 from __future__ import annotations

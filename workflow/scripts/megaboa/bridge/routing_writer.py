@@ -1,7 +1,7 @@
-"""Records the experts of a step's tokens, on every rank of a run that must agree with another.
+"""Recording of experts: which ones a step's tokens go to, on every rank of a run that must agree with another.
 
 Rounding decides between two experts with equal scores, and from that step on the losses of two runs differ by more than
-rounding. These lines let the report tell this from a mistake (report/agreement.py).
+rounding. With these records the report can tell that from a mistake (report/agreement.py).
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from megatron.bridge.training.callbacks import Callback, CallbackContext
 from megatron.core import parallel_state
 from megatron.core.transformer.moe.router import TopKRouter
 
-NEAREST = 8  # margins that are kept of a layer's step
+NEAREST = 8  # number of margins kept for a layer's step
 
 
 class RoutingWriter(Callback):
-    """One line a step: by layer, how many tokens each expert was given, and the smallest margins of a choice.
+    """Writes one line per step: by layer, the number of tokens of each expert, and the smallest margins of a choice.
 
-    A margin is by how much the logit of a token's last chosen expert lies above the best that wasn't chosen.
+    The margin of a token is the distance between the logits of its last chosen expert and of the best other one.
     """
 
     def __init__(self, path: Path):
@@ -41,7 +41,7 @@ class RoutingWriter(Callback):
             self._path.parent.mkdir(parents=True, exist_ok=True)
 
     def on_train_step_end(self, context: CallbackContext) -> None:
-        if not self._seen:  # no expert on this rank, or all of it in a CUDA graph
+        if not self._seen:  # no expert on this rank, or everything in a CUDA graph
             return
         layers = {str(layer): _of_layer(seen) for layer, seen in sorted(self._seen.items())}
         self._seen.clear()
@@ -55,7 +55,7 @@ class RoutingWriter(Callback):
         @functools.wraps(original)
         def routing(logits: torch.Tensor, *arguments: Any, **named: Any) -> tuple[torch.Tensor, torch.Tensor]:
             probabilities, chosen = original(logits, *arguments, **named)
-            # A forward pass that is done again for the backward pass counts once: the first has no gradients.
+            # Recomputed forward passes count once: the first pass has no gradients.
             if torch.is_grad_enabled() and not _is_captured():
                 self._seen[router.layer_number].append((chosen.sum(0), _margins(router, logits, chosen)))
             return probabilities, chosen
@@ -64,7 +64,7 @@ class RoutingWriter(Callback):
 
 
 def _margins(router: TopKRouter, logits: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor | None:
-    """None where the choice doesn't follow the logits alone."""
+    """The smallest margins; None if the choice depends on more than the logits."""
     config = router.config
     plain = router.routing_type not in ("sinkhorn", "quantile_balancing") and router.expert_bias is None
     if not plain or config.moe_router_num_groups or config.moe_expert_capacity_factor is not None:
@@ -76,7 +76,7 @@ def _margins(router: TopKRouter, logits: torch.Tensor, chosen: torch.Tensor) -> 
 
 
 def _of_layer(seen: list[tuple[torch.Tensor, torch.Tensor | None]]) -> dict[str, Any]:
-    """All microbatches of a step."""
+    """The sums over all microbatches of a step."""
     loads = torch.stack([load for load, _ in seen]).sum(0)
     margins = [margin for _, margin in seen if margin is not None]
     nearest = sorted(torch.cat(margins).tolist())[:NEAREST] if margins else []
@@ -84,7 +84,8 @@ def _of_layer(seen: list[tuple[torch.Tensor, torch.Tensor | None]]) -> dict[str,
 
 
 def _is_copy(model: Any) -> bool:
-    """Without sequence parallelism all tensor parallel ranks see the same tokens: the first speaks for them."""
+    """Whether another rank records the same tokens: without sequence parallelism all tensor parallel ranks see the
+    same, and the first one records."""
     return not model.sequence_parallel and parallel_state.get_tensor_model_parallel_rank() != 0
 
 

@@ -1,7 +1,7 @@
-"""Records which samples every step reads, on the ranks of a run whose data order is compared with another's.
+"""Recording of samples: which ones every step reads, on the ranks of a run whose data order is compared with another's.
 
-What is recorded is a digest of each sample's tokens as the model is given them, not a number that the index gave it: so
-another index, another shuffle or another text shows too.
+A digest of each sample's tokens is recorded, as the model gets them, and not a number in the index. So another index,
+another shuffle or another text shows too.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ DIGEST_BYTES = 8
 
 
 class SampleWriter(Callback):
-    """One line a step: a digest for each sample that this rank read for training."""
+    """Writes one line per step: a digest of each sample that this rank read for training."""
 
     def __init__(self, path: Path, tokens: str = "tokens"):
-        """`tokens`: the key of a batch with what the model reads."""
+        """`tokens`: key of a batch for the model's input."""
         self._path, self._tokens = path, tokens
         self._read: list[str] = []
 
@@ -33,7 +33,7 @@ class SampleWriter(Callback):
         self._path.parent.mkdir(parents=True, exist_ok=True)
 
     def on_train_step_end(self, context: CallbackContext) -> None:
-        if not self._read:  # no data on this rank, or all of it in a CUDA graph
+        if not self._read:  # no data on this rank, or everything in a CUDA graph
             return
         line = {"step": int(context.state.train_state.step) + 1, "samples": self._read}
         with self._path.open("a", encoding="utf-8") as stream:
@@ -41,7 +41,7 @@ class SampleWriter(Callback):
         self._read = []
 
     def listening(self, forward_step: Callable[..., Any]) -> Callable[..., Any]:
-        """The same forward step; what it reads is noted."""
+        """The forward step, with everything that it reads recorded."""
 
         @functools.wraps(forward_step)
         def step(state: Any, data_iterator: Any, model: Any, *arguments: Any, **named: Any) -> Any:
@@ -53,7 +53,7 @@ class SampleWriter(Callback):
 
 
 class _Listened:
-    """An iterator of batches, of which each is noted when it is read."""
+    """An iterator of batches that records each one."""
 
     def __init__(self, batches: Iterator[dict[str, Any]], read: list[str], tokens: str):
         self._batches, self._read, self._tokens = batches, read, tokens
@@ -73,7 +73,7 @@ def digest(tokens: torch.Tensor) -> str:
 
 
 def _reads_for_all(model: Any) -> bool:
-    """Whether no other rank or chunk reads the same samples."""
+    """Whether this rank and chunk is the one that records, as others read the same samples."""
     return (
         parallel_state.get_tensor_model_parallel_rank() == 0
         and parallel_state.get_context_parallel_rank() == 0

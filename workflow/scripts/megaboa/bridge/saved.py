@@ -1,8 +1,8 @@
-"""What is in a checkpoint: its tensors, from the index alone, and their values, one stored piece at a time.
+"""Contents of a checkpoint: its tensors, from the index alone, and their values, one stored piece at a time.
 
-Read are torch's distributed checkpoints (`torch_dist`, as Megatron and Bridge write them) and safetensors folders of
-Hugging Face. The index needs the standard library only, and executes nothing of what the file says: it is a pickle, and
-it may be anybody's. Values need torch.
+Supports torch's distributed checkpoints (`torch_dist`, as written by Megatron and Bridge) and Hugging Face's
+safetensors folders. Reading the index only needs the standard library, and executes nothing in the file, which is a
+pickle and may come from anybody. Reading values needs torch.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 INDEX, CONFIG = ".metadata", checkpoints.LAST_WRITTEN
 TORCH_DIST, SAFETENSORS = "torch_dist", "safetensors"
 AGAIN = "copy or download it again"
-OF_OPTIMIZER = "optimizer."  # before the names of its tensors
-NUMBERS_AT_ONCE = 1 << 22  # turned into float64 for a norm
+OF_OPTIMIZER = "optimizer."  # prefix of its tensors' names
+NUMBERS_AT_ONCE = 1 << 22  # converted to float64 for a norm at a time
 _ITERATION = re.compile(r"^(?:damaged_)?iter_(\d+)")
 _WRITER = re.compile(r"^__(\d+)_\d+\.distcp$")
-# safetensors' names of types, as torch calls them.
+# torch's names for safetensors' types
 TYPES = {
     **{"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "BOOL": "bool"},
     **{"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu"},
@@ -44,7 +44,7 @@ _BITS = re.compile(r"\d+")
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of a tensor, as one rank wrote it: where in the tensor, and where in which file."""
+    """A part of a tensor, as one rank wrote it: its place in the tensor, and its place in a file."""
 
     offsets: tuple[int, ...]
     shape: tuple[int, ...]
@@ -72,7 +72,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint by its index. `objects`: what isn't a tensor. `layout`: sizes of the axes, where they are known."""
+    """A checkpoint's index. `objects`: entries that aren't tensors. `layout`: sizes of the axes, if known."""
 
     folder: str
     format: str
@@ -90,10 +90,8 @@ class Saved:
 
 @dataclass(frozen=True)
 class Values:
-    """Of a tensor: the square root of the sum of squares, the largest magnitude, and how many are NaN or infinite.
-
-    The first two are of the finite numbers.
-    """
+    """Statistics of a tensor: L2 norm and largest magnitude of its finite values, and the number of NaN or infinite
+    values."""
 
     norm: float
     largest: float
@@ -102,12 +100,12 @@ class Values:
 
 @dataclass(frozen=True)
 class Difference:
-    """Of two tensors of one name: what of them differs, and by how much, where that was read."""
+    """Differences between two tensors of the same name; values only if they were read."""
 
     name: str
     kinds: str | None = None  # shapes or types
-    unequal: int | None = None  # numbers; None: not read
-    relative: float | None = None  # norm of the difference by the norm of the first
+    unequal: int | None = None  # number of different values; None: not read
+    relative: float | None = None  # norm of the difference, relative to the norm of the first
     largest: float | None = None
 
     @property
@@ -116,7 +114,7 @@ class Difference:
 
 
 def look(folder: Path) -> Saved:
-    """A checkpoint's content. An `InputError` says what it is if it is none, or not a whole one."""
+    """Open a checkpoint. Raises InputError, which describes the folder, if it isn't a complete checkpoint."""
     if (folder / INDEX).is_file():
         return _torch_dist(folder)
     if _safetensors_files(folder):
@@ -125,7 +123,7 @@ def look(folder: Path) -> Saved:
 
 
 def values(saved: Saved, tensor: Tensor) -> Values:
-    """No more than one piece is in memory."""
+    """Statistics of a tensor's values, with one piece in memory at a time."""
     squares, largest, not_finite = 0.0, 0.0, 0
     for piece in tensor.pieces:
         for numbers in _doubles(_read(saved, tensor, piece)):
@@ -138,7 +136,7 @@ def values(saved: Saved, tensor: Tensor) -> Values:
 
 
 def compare(one: Saved, other: Saved, name: str, read: bool) -> Difference:
-    """A tensor that both have. Their pieces may be cut differently: no more than one of each is in memory."""
+    """Compare a tensor of two checkpoints, whose pieces may be cut differently. Only one piece of each is in memory."""
     mine, theirs = one.tensors[name], other.tensors[name]
     kinds = [f"{what} {a}, {b}" for what, a, b in _kinds(mine, theirs) if a != b]
     if not read or mine.shape != theirs.shape:
@@ -176,7 +174,7 @@ def _torch_dist(folder: Path) -> Saved:
         described = {str(name): vars(kind) for name, kind in index.state_dict_metadata.items()}
         stored = [(vars(place), vars(at)) for place, at in index.storage_data.items()]
         tensors, objects = _tensors(described, stored), sum("size" not in kind for kind in described.values())
-    except Exception as error:  # whatever a damaged pickle leads to
+    except Exception as error:  # reading a damaged pickle may raise anything
         raise InputError(f"{folder / INDEX} can't be read ({type(error).__name__}: {error}): {AGAIN}") from error
     ends: dict[str, int] = defaultdict(int)
     for _, at in stored:
@@ -244,7 +242,7 @@ def _safetensors_files(folder: Path) -> list[Path]:
 
 
 def _header(path: Path) -> tuple[dict[str, Any], int]:
-    """The tensors of a safetensors file, and where its numbers begin."""
+    """The tensors of a safetensors file, and the offset of their values."""
     with path.open("rb") as stream:
         size = int.from_bytes(stream.read(8), "little")
         try:
@@ -283,7 +281,7 @@ def _iteration(folder: Path) -> int | None:
 
 
 def _layout(folder: Path) -> dict[str, int] | None:
-    """Of Bridge's configuration in the checkpoint."""
+    """The layout in the configuration that Bridge writes into a checkpoint."""
     import yaml
 
     try:
@@ -307,7 +305,7 @@ def _read(saved: Saved, tensor: Tensor, piece: Piece) -> torch.Tensor:
             return torch.empty(piece.shape)
         return torch.frombuffer(data, dtype=getattr(torch, tensor.dtype)).reshape(piece.shape)
     except Exception as error:
-        why = type(error).__name__  # torch's sentences advise to execute what is in the file
+        why = type(error).__name__  # torch's own message recommends executing the file's contents
         raise InputError(f"{path} is damaged: {tensor.name} can't be read ({why}): {AGAIN}") from error
 
 
@@ -321,7 +319,7 @@ Box = tuple[tuple[int, int], ...]
 
 
 def _overlap(one: Piece, other: Piece) -> Box | None:
-    """First and end in every dimension of the tensor."""
+    """The overlap of two pieces: begin and end in every dimension of the tensor."""
     both = zip(one.offsets, one.shape, other.offsets, other.shape, strict=True)
     box = tuple((max(a, b), min(a + length, b + size)) for a, length, b, size in both)
     return box if all(first < end for first, end in box) else None
@@ -332,16 +330,16 @@ def _within(box: Box, piece: Piece) -> tuple[slice, ...]:
 
 
 class _Inert(pickle.Unpickler):
-    """Takes a pickle apart without calling anything that it names."""
+    """Unpickler that calls nothing that a pickle names."""
 
     def find_class(self, module: str, name: str) -> Any:
         if module == "torch":
-            return tuple if name == "Size" else name  # types are named so
+            return tuple if name == "Size" else name  # types appear by name
         return _Thing
 
 
 class _Thing(dict[Any, Any]):
-    """Any object, by its attributes, or by its state if that is no dictionary."""
+    """Stand-in for any object: its attributes, or its state if that isn't a dictionary."""
 
     def __new__(cls, *_: object, **__: object) -> _Thing:
         return super().__new__(cls)

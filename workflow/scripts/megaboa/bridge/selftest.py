@@ -22,9 +22,9 @@ from megaboa.bridge.wheels import is_installed
 from megaboa.image import pins
 from megaboa.records import Contract, Lacking, OtherVersion, plain, write
 
-# What must be importable, or nothing trains.
+# Modules without which nothing can be trained.
 REQUIRED = ("torch", "transformers", "megatron.core", "megatron.bridge")
-# Modules, the device on which they are missed, and what is not to be had without them.
+# Optional modules, the device for which each matters, and what isn't available without it.
 OPTIONAL = {
     "transformer_engine": (
         "cuda",
@@ -43,16 +43,16 @@ OPTIONAL = {
     "wandb": ("any", "Weights & Biases"),
     "tensorboard": ("any", "TensorBoard"),
 }
-# Of those, what is linked against CUDA: being there says little. Transformer Engine hides a broken half of its own.
-# Torch comes first, as in ranks: it loads NCCL and cuDNN, which lie in packages of their own.
+# Those of them that are linked against CUDA, so that being installed doesn't suffice. (Transformer Engine hides it if a
+# half of it is broken.) Torch is imported first, as in ranks, because it loads NCCL and cuDNN from their own packages.
 LINKED = {"transformer_engine": "transformer_engine.pytorch", "deep_ep": "deep_ep"}
-# Import errors that no driver can fix; without a GPU all others stay open.
+# Import errors that no driver can fix. Without a GPU, all others remain undecided.
 BROKEN = re.compile(
     r"undefined symbol|No module named|ended by signal|cannot import name"
     r"|(?<!libcuda\.so\.1: )(?<!libnvidia-ml\.so\.1: )cannot open shared object file"
 )
 OFI_NCCL = Path("/opt/amazon/ofi-nccl/lib")
-# The packages that a person asks for first, and how many that are other than pinned fit into a line.
+# The packages that people look for first, and the number of other deviations from pinned versions shown in a line.
 TOLD = ("torch", "megatron-core", "megatron-bridge", "transformer-engine", "nvidia-resiliency-ext", "transformers")
 OTHERS_TOLD = 6
 
@@ -75,15 +75,15 @@ def main() -> int:
 
 
 def examine(device: str, strict: bool = False) -> Contract:
-    """Packages, imports, GPU libraries and tools; what is missing, and what that disables."""
+    """Examine packages, imports, GPU libraries and tools; report what is missing, and what that disables."""
     packages = installed_packages()
-    # These before the CPU backend hides kernels.
+    # before the CPU backend hides kernels
     absent = missing(device, is_installed, shutil.which)
     linked = linked_imports(is_installed) if device == "cuda" and is_installed("torch") else {}
     failed = _failed_imports(device)
     held = pins.packages_of_image(device) if pins.IN_IMAGE.exists() else pins.packages(device)
     other = differences(packages, pins.packages(device) | held)
-    other = tuple(one for one in other if one.found or one.package in held)  # a base has some in builds of its own
+    other = tuple(one for one in other if one.found or one.package in held)  # a base image may have other builds
     untried = {} if _has_gpu() else {name: why for name, why in linked.items() if why and not BROKEN.search(why)}
     failed |= {name: why for name, why in linked.items() if why and name not in untried}
     problems = [f"{name} can't be imported: {why}" for name, why in failed.items()]
@@ -110,7 +110,7 @@ def examine(device: str, strict: bool = False) -> Contract:
 
 
 def told(report: Contract) -> list[str]:
-    """What a person reads first: the versions that matter, what can't be used, and what is missing."""
+    """A summary for people: the versions that matter, what can't be used, and what is missing."""
     found = {_normal(name): version for name, version in (report.packages or {}).items()}
     versions = [f"{name} {found[name]}" for name in TOLD if name in found]
     disabled: dict[str, list[str]] = {}
@@ -131,7 +131,7 @@ def told(report: Contract) -> list[str]:
 
 
 def _other_versions(other: tuple[OtherVersion, ...]) -> list[str]:
-    """One line, however many: those that matter most come first."""
+    """One line about versions other than the pinned ones, the most important first."""
     ordered = sorted(other, key=lambda one: (one.package not in TOLD, one.found is None, one.package))
     said = [f"{one.package} {one.found or 'missing'} (pinned: {one.pinned})" for one in ordered[:OTHERS_TOLD]]
     more = [f"{len(other) - OTHERS_TOLD} more in the report"] if len(other) > OTHERS_TOLD else []
@@ -139,7 +139,10 @@ def _other_versions(other: tuple[OtherVersion, ...]) -> list[str]:
 
 
 def installed_packages() -> dict[str, str]:
-    """Versions by name. The first on the path counts, which is imported: an image's base may have another one."""
+    """Versions by name.
+
+    The first one on the path counts, as it is imported: an image's base may have another version.
+    """
     first: dict[str, importlib.metadata.Distribution] = {}
     for package in importlib.metadata.distributions():
         if package.name:
@@ -148,7 +151,7 @@ def installed_packages() -> dict[str, str]:
 
 
 def differences(found: dict[str, str], wanted: dict[str, str]) -> tuple[OtherVersion, ...]:
-    """Packages whose version isn't the pinned one; what a build adds after `+` doesn't count."""
+    """Packages with another version than the pinned one; the suffix after `+` that some builds have is ignored."""
     here = {_normal(name): version for name, version in found.items()}
     pairs = [OtherVersion(package=name, found=here.get(name), pinned=want) for name, want in sorted(wanted.items())]
     return tuple(one for one in pairs if (one.found or "").split("+")[0] != one.pinned)
@@ -159,7 +162,7 @@ def _normal(name: str) -> str:
 
 
 def missing(device: str, installed: Callable[[str], bool], which: Callable[[str], str | None]) -> list[Lacking]:
-    """What could be there and isn't, with what can't be done then."""
+    """Optional modules and tools that are missing, and what that disables."""
     found = [
         Lacking(what=name, disables=disables)
         for name, (where, disables) in OPTIONAL.items()
@@ -171,12 +174,12 @@ def missing(device: str, installed: Callable[[str], bool], which: Callable[[str]
 
 
 def linked_imports(installed: Callable[[str], bool]) -> dict[str, str | None]:
-    """Modules with compiled code of GPUs that are installed, and why they can't be imported; None where they can."""
+    """Installed modules with compiled GPU code, each with the reason why it can't be imported, or None."""
     return {module: import_error(f"torch, {module}") for package, module in LINKED.items() if installed(package)}
 
 
 def import_error(modules: str) -> str | None:
-    """The last line of what an import says that fails; in a process of its own, which a wrong library may well end."""
+    """The last line of a failed import's error. It runs in a separate process, which a wrong library may crash."""
     done = subprocess.run([sys.executable, "-c", f"import {modules}"], capture_output=True, text=True)
     if done.returncode == 0:
         return None
@@ -187,14 +190,15 @@ def import_error(modules: str) -> str | None:
 
 
 def _has_gpu() -> bool:
-    """By the driver's own program: the CPU backend stands in for CUDA in this process."""
+    """Whether the driver's own program finds a GPU. The CPU backend replaces CUDA in this process, so it can't be
+    asked."""
     return _version_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader") is not None
 
 
 def _failed_imports(device: str) -> dict[str, str]:
-    """Without a GPU to import on, the CPU backend stands in, as in preflight."""
+    """Required modules that fail to import. Without a GPU, the CPU backend is used, as in preflight."""
     failed: dict[str, str] = {}
-    logging.disable(logging.CRITICAL)  # Bridge tells of what it does without; what matters is told below
+    logging.disable(logging.CRITICAL)  # Bridge logs everything that it does without; what matters is reported below
     try:
         import torch
 
@@ -204,7 +208,7 @@ def _failed_imports(device: str) -> dict[str, str]:
     for name in REQUIRED:
         try:
             importlib.import_module(name)
-        except Exception as error:  # an import may fail in any way
+        except Exception as error:  # imports may raise anything
             failed[name] = _sentence(error)
     return failed
 
@@ -214,7 +218,7 @@ def _sentence(error: Exception) -> str:
 
 
 def _gpu() -> dict[str, str | None]:
-    """What torch was built with, and what is here."""
+    """The versions that torch was built with, and those found here."""
     import torch
 
     nccl = torch.distributed.is_nccl_available()
@@ -239,7 +243,7 @@ def _place_of(module: str) -> str | None:
 
 
 def _version_of(program: str, *arguments: str) -> str | None:
-    """The first line that a program says of itself."""
+    """The first line of a program's version output."""
     if shutil.which(program) is None:
         return None
     done = subprocess.run([program, *(arguments or ("--version",))], capture_output=True, text=True)

@@ -1,8 +1,6 @@
-"""A model as `transformers` knows it: made from a config, found in a folder, or fetched from the hub.
+"""Models in the form of `transformers`: made from a config, found in a folder, or fetched from the hub.
 
-Exported models take their config and tokenizer from here.
-
-Nothing here needs Megatron.
+Exported models take their config and tokenizer from here. Nothing here needs Megatron.
 """
 
 from __future__ import annotations
@@ -36,10 +34,10 @@ GENERATION = "generation_config.json"
 CONFIG_FILES = ["config.json", GENERATION]
 WEIGHT_FILES = ["*.safetensors", "*.safetensors.index.json"]
 TOKENIZER_FILES = [*tokenizer.FILES, "chat_template*"]
-# Keys that transformers turns into others when it reads a config.
+# Keys that transformers converts when it reads a config.
 CONVERTED_KEYS = {"rope_theta", "rope_scaling", "partial_rotary_factor", "torch_dtype"}
 SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
-# How far the one-dimensional weights (norms, biases), all alike at first, are moved from each other.
+# Size of the perturbation of one-dimensional weights (norms, biases), which would otherwise be identical.
 PERTURBATION = 0.02
 
 
@@ -52,9 +50,9 @@ class Found(NamedTuple):
 
 
 def obtain(spec: ModelSpec) -> ModelSource:
-    """The manifest of the model that a specification describes, made or fetched if it isn't there yet.
+    """The manifest of the model that a specification describes; the model is made or fetched if necessary.
 
-    Where `weights` is false (a model whose runs start from random weights), its folder needs no weights.
+    If `weights` is false (the model's runs start from random weights), its folder needs no weights.
     """
     key = f"models.{spec.name}"
     named = tokenizer.resolve(spec.tokenizer, f"{key}.tokenizer") if spec.tokenizer else None
@@ -80,23 +78,23 @@ def obtain(spec: ModelSpec) -> ModelSource:
 
 
 def has_weights(source: ModelSource) -> bool:
-    """Whether runs start from the weights in the model's folder: one that is trained from scratch may have some too."""
+    """Whether runs use the weights in the model's folder. A model that is trained from scratch may have unused ones."""
     return bool(weights.files(source.path)) if source.weights is None else source.weights
 
 
 def saved_tensors(config: PreTrainedConfig) -> dict[str, torch.Tensor]:
-    """The tensors that transformers would write of a model of this config, on the meta device: all but the values."""
+    """The tensors that transformers would save for a model with this config, on the meta device, so without values."""
     from transformers.core_model_loading import revert_weight_conversion
 
     model = _on_meta_device(config, dtype=config.dtype)
     unsaved = {*model.all_tied_weights_keys, *(model._keys_to_ignore_on_save or ())}
     saved = revert_weight_conversion(model, {k: v for k, v in model.state_dict().items() if k not in unsaved})
-    exact = model._keep_in_fp32_modules_strict or ()  # whatever the type of the others
+    exact = model._keep_in_fp32_modules_strict or ()  # kept in fp32, whatever the other types are
     return {k: v.float() if any(part in k for part in exact) else v for k, v in saved.items()}
 
 
 def class_of(config: PreTrainedConfig) -> type[_BaseAutoModelClass]:
-    """Of transformers' automatic classes the one that has a config's whole model, not its decoder alone."""
+    """The automatic class of transformers for a config's complete model, not only its decoder."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     sees = BY_NAME["vlm"].families
@@ -115,9 +113,9 @@ def read_config(folder: str | Path, key: str) -> PreTrainedConfig:
 
 
 def copy_settings(source: ModelSource, dtype: str, folder: Path) -> None:
-    """What belongs to an exported model besides its weights: config, generation config, tokenizer and chat template.
+    """Copy everything of an exported model but the weights: config, generation config, tokenizer and chat template.
 
-    These are the source's own files; only the type of the weights is that of the training.
+    These are the source's own files; only the type of the weights comes from the training.
     """
     origin = Path(source.path)
     config = read_json(origin / "config.json")
@@ -129,21 +127,21 @@ def copy_settings(source: ModelSource, dtype: str, folder: Path) -> None:
 
 
 def settings_digests(source: ModelSource) -> dict[str, str]:
-    """Of what changes an export, and no training."""
+    """Digests of files that change an export, but no training."""
     templates = [Path(source.tokenizer, name) for name in _tokenizer_files(source.tokenizer)]
     given = Path(source.path, GENERATION)
     return {path.name: file_digest(path) for path in [*templates, *([given] if given.exists() else [])]}
 
 
 def _tokenizer_files(folder: str | None) -> list[str]:
-    """Names of a tokenizer's files, its chat template among them; none where a model has no tokenizer."""
+    """Names of a tokenizer's files, including its chat template; none if the model has no tokenizer."""
     if folder is None:
         return []
     return sorted({path.name for pattern in TOKENIZER_FILES for path in Path(folder).glob(pattern)})
 
 
 def _generation_config(origin: Path, folder: Path) -> None:
-    """The source's, or what follows from its config."""
+    """Write the source's generation config, or the one that its config implies."""
     from transformers import AutoConfig, GenerationConfig
 
     given = origin / GENERATION
@@ -155,7 +153,7 @@ def _generation_config(origin: Path, folder: Path) -> None:
 
 
 def _find(spec: ModelSpec, key: str) -> Found:
-    """A local folder is used where it lies; a Hugging Face id is fetched into the cache of the hub."""
+    """Find a model: a local folder is used in place, a Hugging Face id is fetched into the hub's cache."""
     patterns = [*CONFIG_FILES, *TOKENIZER_FILES, *(WEIGHT_FILES if spec.weights else [])]
     folder = Path(spec.hf)
     if folder.is_dir():
@@ -163,7 +161,7 @@ def _find(spec: ModelSpec, key: str) -> Found:
             raise InputError(f"{key}: {folder} is a local folder, which has no revision {spec.revision!r}")
         commit = None
         files = sorted(set(itertools.chain.from_iterable(folder.glob(pattern) for pattern in patterns)))
-        # What changes an export, but no training, is not part of the model's identity.
+        # Files that change an export, but no training, aren't part of the model's identity.
         files = [path for path in files if path.name != GENERATION and not path.name.startswith("chat_template")]
         content = digest({path.name: file_digest(path) for path in files})
     else:
@@ -182,7 +180,7 @@ def _find(spec: ModelSpec, key: str) -> Found:
 
 
 def _make(spec: ModelSpec, named: tokenizer.Reference | None, key: str) -> Found:
-    """A model from a config, with its tokenizer next to it, in the store."""
+    """Make a model from a config in the store, together with its tokenizer."""
     import torch
 
     identity = {
@@ -213,7 +211,7 @@ def _make(spec: ModelSpec, named: tokenizer.Reference | None, key: str) -> Found
 
 
 def _config(given: Tree, named: tokenizer.Reference | None, key: str) -> PreTrainedConfig:
-    """The written-out config; what it leaves open about the vocabulary comes from the tokenizer."""
+    """The config, with missing values about the vocabulary taken from the tokenizer."""
     from huggingface_hub.errors import StrictDataclassError
     from transformers import CONFIG_MAPPING, AutoConfig
 
@@ -230,7 +228,7 @@ def _config(given: Tree, named: tokenizer.Reference | None, key: str) -> PreTrai
     if named:
         loaded = tokenizer.load(named)
         defaults = {"vocab_size": len(loaded)} | {name: getattr(loaded, name) for name in SPECIAL_TOKENS}
-        if "text_config" in values:  # of a model with several parts it is the decoder's vocabulary
+        if "text_config" in values:  # the vocabulary is the decoder's
             values["text_config"] = defaults | values["text_config"]
         else:
             values = defaults | values
@@ -268,7 +266,7 @@ def _random_model(config: PreTrainedConfig, seed: int) -> PreTrainedModel:
 
 
 def _on_meta_device(config: PreTrainedConfig, **options: Any) -> PreTrainedModel:
-    """The model's structure, without memory for its weights."""
+    """The model without memory for its weights."""
     import torch
 
     with torch.device("meta"):

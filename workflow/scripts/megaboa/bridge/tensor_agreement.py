@@ -1,8 +1,8 @@
-"""Whether runs that must agree have the same tensors in their checkpoints, and have read the same samples.
+"""Comparison of runs that must agree: the tensors in their checkpoints, and the samples that they have read.
 
-A run that repeats its reference (the same run.json: it was only stopped and resumed) must be equal to the last bit if
-two identical runs are equal on this machine: the checkpoints of a step before the stop show whether they are. Where
-they aren't, and in other layouts, the limits are taken from twins of the reference, tensor by tensor.
+A run that repeats its reference (the same run.json, but stopped and resumed) must be equal to the last bit if two
+identical runs are equal on this machine: the checkpoints of a step before the stop show whether they are. If they
+aren't, and for other layouts, twins of the reference provide the limits, tensor by tensor.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from megaboa.records import (
 )
 from megaboa.run import checkpoints, ledger
 
-FLOOR = 2.0**-22  # what twins may agree in by chance, relative
-UNTOLD = 1.0  # a limit as large as the tensor itself
+FLOOR = 2.0**-22  # lower bound of a twin's spread, relative: twins may agree by chance
+UNTOLD = 1.0  # as large as the tensor itself, so that a limit would be meaningless
 SHOWN = 3
 PARTS = ("weights", "optimizer", "counters", "random numbers", "data order")
 SHARDS_DIFFER = (
@@ -97,7 +97,7 @@ def _of_run(
 
 
 def _no_resumption(reference: RunFolder, run: RunFolder) -> str | None:
-    """Why comparing a run with its repetition says nothing of resuming; None if it does."""
+    """Why a run's comparison with its repetition says nothing about resuming; None if it does."""
     if step := _resumed_after(reference):
         return (
             f"{reference.name} was interrupted itself, and resumed after step {step}, so nothing was trained in one "
@@ -109,7 +109,7 @@ def _no_resumption(reference: RunFolder, run: RunFolder) -> str | None:
 
 
 def _resumed_after(run: RunFolder) -> int:
-    """The last of its own checkpoints that it was resumed from; 0: it was trained in one go."""
+    """The last of its own checkpoints that the run resumed from; 0 if it was trained in one go."""
     starts = ledger.starts(read_ledger(RunStore(run.store).ledger))
     return max((start.resumed_from for start in starts if not start.parent), default=0)
 
@@ -117,9 +117,9 @@ def _resumed_after(run: RunFolder) -> int:
 def judged(
     check: TensorCheck, found: Difference, twins: Sequence[Difference], before: Difference | None, earlier: int
 ) -> TensorCheck:
-    """The check with what has come of it.
+    """The check with its result.
 
-    `before`: the difference at an earlier step, up to which the two runs were identical; None where they were not.
+    `before`: the difference at an earlier step, before which the two runs were identical; None if there is none.
     """
     count = len(found.distances)
     if found.missing:
@@ -182,7 +182,7 @@ def _counted(check: TensorCheck, expected: Checkpoint, found: Checkpoint) -> Ten
 
 
 def counted(check: TensorCheck, ours: dict, theirs: dict) -> TensorCheck:
-    """Steps and samples as every part of the state counts them, and the optimizer's settings."""
+    """Check that steps and samples, as counted by every part of the state, and the optimizer's settings are equal."""
     wrong = [
         f"{name} is {theirs.get(name)}, and {ours.get(name)} in {check.reference}"
         for name in sorted({*ours, *theirs})
@@ -194,7 +194,7 @@ def counted(check: TensorCheck, ours: dict, theirs: dict) -> TensorCheck:
 
 
 def ordered(check: TensorCheck, ours: Samples, theirs: Samples) -> TensorCheck:
-    """Whether each step read the samples that it read in the reference; by which ranks doesn't matter."""
+    """Check that each step read the same samples as in the reference, no matter on which ranks."""
     steps = sorted(ours.keys() & theirs.keys())
     if not steps:
         return replace(check, state="NOT_RUN", detail="no rank has recorded what it read")
@@ -219,7 +219,7 @@ def ordered(check: TensorCheck, ours: Samples, theirs: Samples) -> TensorCheck:
 
 
 def read_samples(run: RunFolder) -> Samples:
-    """What every step read the last time that it was done, over all ranks."""
+    """The samples of every step when it was last done, over all ranks."""
     found: Samples = {}
     for attempt in RunStore(run.store).attempts:
         read: Samples = {}
@@ -231,7 +231,7 @@ def read_samples(run: RunFolder) -> Samples:
 
 
 def _common(one: RunFolder, other: RunFolder) -> list[int]:
-    """Steps that both have a checkpoint of."""
+    """Steps for which both runs have a checkpoint."""
     return sorted({*_iterations(one)} & {*_iterations(other)})
 
 

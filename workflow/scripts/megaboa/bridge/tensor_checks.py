@@ -1,6 +1,6 @@
-"""Checks on the tensors of models: are they all there, are those of two models the same, has training changed them?
+"""Checks of models' tensors: completeness, equality between two models, and change by training.
 
-Needs torch, no Megatron.
+Needs torch, but no Megatron.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 SHOWN = 5
-# Types as safetensors writes them.
+# Safetensors' names for types.
 DTYPE_NAMES = {dtype: name for name, dtype in _TYPES.items()}
 NORM = re.compile(r"norm[^.]*\.weight$")
 FLOATS = {name for name, dtype in _TYPES.items() if dtype.is_floating_point}
 EXPERT = re.compile(r"^(?P<before>.*\.experts)\.(?P<number>\d+)\.(?P<after>.+)$")
-FUSED = re.compile(r"\.experts\.[a-z_]+$")  # all experts of a layer in one tensor, as GPT-OSS has them
+FUSED = re.compile(r"\.experts\.[a-z_]+$")  # all experts of a layer in one tensor, as in GPT-OSS
 COUNTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
 EMBEDDINGS, HEAD = re.compile(r"(^|\.)embed_tokens\.weight$"), re.compile(r"(^|\.)lm_head\.weight$")
 
 
 def same_kinds(expected: dict[str, Kind], found: dict[str, Kind], dtype: str | None = None) -> Check:
-    """Every tensor is there with its shape and type, and no other.
+    """Check that exactly the expected tensors are there, with their shapes and types.
 
-    `dtype`: training may have turned numbers of other types into this one.
+    `dtype`: type that training may have converted other types to.
     """
     if dtype:
         expected = {name: _retyped(kind, found.get(name), dtype) for name, kind in expected.items()}
@@ -54,7 +54,7 @@ def same_kinds(expected: dict[str, Kind], found: dict[str, Kind], dtype: str | N
 
 
 def round_trip(originals: Tensors, returned: Iterable[tuple[str, torch.Tensor]]) -> list[Check]:
-    """Compare tensors that came back from Megatron with the originals, one at a time."""
+    """Compare tensors that were converted to Megatron and back with the originals, one at a time."""
     kinds: dict[str, Kind] = {}
     differing = []
     for name, tensor in returned:
@@ -69,16 +69,17 @@ def round_trip(originals: Tensors, returned: Iterable[tuple[str, torch.Tensor]])
 
 
 def trained(before: Tensors, after: Tensors) -> Check:
-    """The weights have changed since the start of training."""
+    """Check that the weights have changed since the start of training."""
     common = [name for name in before if name in after and before.kind(name).shape == after.kind(name).shape]
     changed = sum(not same_bits(before[name].to(after[name].dtype), after[name]) for name in common)
     return check("trained", changed > 0, f"{changed} of {len(common)} tensors differ from those of the source")
 
 
 def trained_from_scratch(after: Tensors, dtype: torch.dtype) -> tuple[Check | None, str | None]:
-    """The scales of the norms are no longer the constant that Megatron starts with; else why that can't be seen.
+    """Check that the norms' scales are no longer Megatron's initial constant; otherwise returns why that can't be
+    checked.
 
-    The other weights start at random and were not kept.
+    The initial values of other weights are random and not kept.
     """
     norms = [name for name in after if NORM.search(name)]
     moved = sum(bool((after[name] != after[name].flatten()[0]).any()) for name in norms)
@@ -91,10 +92,10 @@ def trained_from_scratch(after: Tensors, dtype: torch.dtype) -> tuple[Check | No
 
 
 def complete(weights: Tensors, config: PreTrainedConfig) -> list[Check]:
-    """What a model of this config must have, whatever its weights: all experts, the vocabulary, tied embeddings."""
+    """Check what any model with this config must have: all experts, the whole vocabulary, tied embeddings."""
     text = config.get_text_config()
     kinds = weights.kinds()
-    # In models of several parts only the whole may say it.
+    # models with several parts may only say it at the top level
     tied = getattr(text, "tie_word_embeddings", None)
     tied = config.tie_word_embeddings if tied is None else tied
     experts = next((count for name in COUNTS if (count := getattr(text, name, None))), 0)
@@ -105,7 +106,7 @@ def complete(weights: Tensors, config: PreTrainedConfig) -> list[Check]:
 
 
 def _has_experts(kinds: dict[str, Kind], count: int) -> Check:
-    """Every layer that has experts has all of them, each with the same tensors."""
+    """Check that every layer with experts has all of them, each with the same tensors."""
     numbers: dict[str, set[int]] = defaultdict(set)
     for match in filter(None, map(EXPERT.match, kinds)):
         numbers[f"{match['before']}.*.{match['after']}"].add(int(match["number"]))
@@ -122,10 +123,11 @@ def _has_experts(kinds: dict[str, Kind], count: int) -> Check:
 
 
 def _has_vocabulary(weights: Tensors, kinds: dict[str, Kind], size: int, tied: bool) -> list[Check]:
-    """As many rows as the config says, without Megatron's padding; a tied head is the embedding, or isn't there."""
+    """Check that the vocabulary has the config's size, without Megatron's padding, and that a tied head is the
+    embedding or missing."""
     rows = {name: kind.shape[0] for name, kind in kinds.items() if EMBEDDINGS.search(name) or HEAD.search(name)}
     if not any(EMBEDDINGS.search(name) for name in rows):
-        return []  # a family that calls them otherwise
+        return []  # a family with other names
     wrong = [f"{name} ({count})" for name, count in rows.items() if count != size]
     found = [check("vocabulary", not wrong, f"{size} rows" + listed("not so many", wrong))]
     head = next((name for name in rows if HEAD.search(name)), None)
@@ -146,12 +148,12 @@ def _retyped(expected: Kind, found: Kind | None, dtype: str) -> Kind:
 
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Equal in every bit, so that NaN equals itself and 0.0 is not -0.0."""
+    """Whether tensors are equal in every bit, so that NaN equals itself and 0.0 is not -0.0."""
     return torch.equal(_bytes(one), _bytes(other))
 
 
 def listed(what: str, names: list[str]) -> str:
-    """The first few names of a list, to be added to a sentence; nothing for an empty list."""
+    """The first few names, formatted as an addition to a sentence; empty for an empty list."""
     if not names:
         return ""
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""

@@ -21,8 +21,8 @@ from megaboa.records import Identity
 from megaboa.run import checkpoints, gpu_sampler
 from megaboa.run.identity import identity_of
 
-REPLAYS_ALL_LENGTHS = (9, 15, 1)  # of cuDNN
-WORD_SECONDS = 0.5  # between two looks of each rank
+REPLAYS_ALL_LENGTHS = (9, 15, 1)  # version of cuDNN
+WORD_SECONDS = 0.5  # between two looks by a rank
 
 
 def main() -> None:
@@ -37,7 +37,7 @@ def main() -> None:
     if wanted.verified:
         wait_for_word(wanted.verified)
         process.reached["verified"] = time.time()
-    if not wanted.capture:  # a profiler would see the sampler, too
+    if not wanted.capture:  # not under a profiler, which would record the sampler too
         gpu_sampler.start(folder, attempt)
     train(folder, store, attempt, wanted)
 
@@ -58,13 +58,13 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def wait_for_word(path: Path) -> None:
-    """By its content: that a file is there is something that a file server may tell late."""
+    """Wait until the file has content. Its mere existence may be reported late by a file server."""
     while not path.read_text():
         time.sleep(WORD_SECONDS)
 
 
 def steps_of(ranges: list[str]) -> list[int]:
-    """`40-42` as 40, 41, 42."""
+    """`40-42` as [40, 41, 42]."""
     bounds = [tuple(map(int, text.split("-"))) for text in ranges]
     return [step for first, last in bounds for step in range(first, last + 1)]
 
@@ -95,7 +95,7 @@ def train(folder: RunFolder, store: RunStore, attempt: AttemptFolder, wanted: ar
 
     run, inputs = folder.run, configuration.Inputs.read(folder)
     config = configuration.build(run, inputs)
-    # A profile reads fewer samples, for which the index that was made for the run is none.
+    # A profile reads fewer samples than the run's index is made for.
     cache = store.index_cache if wanted.capture or not folder.index else Path(folder.index.cache)
     load = checkpoints.folder(wanted.parent or store.checkpoints, wanted.resume_from) if wanted.resume_from else None
     configuration.place(config, folder.launch, store, attempt, load, cache)
@@ -136,7 +136,7 @@ def train(folder: RunFolder, store: RunStore, attempt: AttemptFolder, wanted: ar
     copies = None
     if name := wanted.local_copies:
         with one_sentence():
-            newer_than = None if wanted.parent else wanted.resume_from  # a parent's settings go with its checkpoint
+            newer_than = None if wanted.parent else wanted.resume_from  # a parent's settings belong to its checkpoint
             copies = local_copies.attach(config, checkpointing, folder, store, attempt, name, newer_than)
     callbacks = [EndRecord(attempt, rank)]
     if run.data.get("reset_attention_mask"):
@@ -168,7 +168,7 @@ def train(folder: RunFolder, store: RunStore, attempt: AttemptFolder, wanted: ar
             continue_mlflow_run(store, config.logger.mlflow_tracking_uri)
     asked = folder.launch.recovery and folder.launch.recovery.stragglers
     if asked and asked.measure and world_size > 1 and not wanted.capture:
-        callbacks.append(PaceWriter(attempt))  # the last one: the checkpoint is marked, and its time is written
+        callbacks.append(PaceWriter(attempt))  # comes last, when the checkpoint is marked and its time is recorded
     begin = finetune if run.is_tuned and config.checkpoint.pretrained_checkpoint != tuning.NOWHERE else pretrain
     begin(config, forward, callbacks=callbacks)
     if copies:
@@ -176,7 +176,7 @@ def train(folder: RunFolder, store: RunStore, attempt: AttemptFolder, wanted: ar
 
 
 def cudnn_version() -> tuple[int, ...] | None:
-    """Of the cuDNN that Transformer Engine has loaded, which may be another than PyTorch's."""
+    """Version of the cuDNN that Transformer Engine has loaded, which may differ from PyTorch's."""
     if not wheels.is_installed("transformer_engine_torch"):
         return None
     from transformer_engine.pytorch.utils import get_cudnn_version
@@ -185,9 +185,10 @@ def cudnn_version() -> tuple[int, ...] | None:
 
 
 def refuse_lengths(facts: Facts, here: tuple[int, ...] | None) -> None:
-    """Preflight could only warn of these; here it is known which cuDNN attention will be calculated with.
+    """Refuse sequence lengths that this cuDNN can't replay. Preflight could only warn, because it doesn't know the
+    version.
 
-    With an older one a run would end in an illegal memory access, or with wrong gradients, which is worse.
+    With an older one the run would end in an illegal memory access or, even worse, train with wrong gradients.
     """
     broken = full_graph_has_whole_blocks_of_attention(facts)
     if broken and here and here < REPLAYS_ALL_LENGTHS:
@@ -196,14 +197,14 @@ def refuse_lengths(facts: Facts, here: tuple[int, ...] | None) -> None:
 
 
 def continue_mlflow_run(store: RunStore, tracking_uri: str | None) -> None:
-    """Let Bridge's logger continue the previous attempt's run instead of starting a new one.
+    """Let Bridge's logger continue the previous attempt's MLflow run instead of starting a new one.
 
-    Bridge logs its whole configuration as parameters, and MLflow refuses ones that change (what is loaded): those that
-    are there already stay as they are. For W&B the environment makes all attempts one run (run/command.py).
+    Bridge logs its whole configuration as parameters, and MLflow refuses changes to them (such as what is loaded), so
+    existing ones stay as they are. For W&B, the environment makes all attempts one run (run/command.py).
     """
     import mlflow
 
-    place = files.digest(tracking_uri or os.environ.get("MLFLOW_TRACKING_URI"))  # the address may hold a password
+    place = files.digest(tracking_uri or os.environ.get("MLFLOW_TRACKING_URI"))  # the address may contain a password
     earlier = files.read_json(store.mlflow_run) if store.mlflow_run.exists() else None
     if earlier and earlier["place"] == place:
         os.environ["MLFLOW_RUN_ID"] = earlier["run_id"]

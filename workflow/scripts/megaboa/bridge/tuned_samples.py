@@ -1,8 +1,8 @@
-"""The samples of a fine-tuned run, made once before it holds a GPU: examples are split, a template makes tokens of
-them, and they are packed where that is asked for. Bridge's own datasets do it, as the ranks will.
+"""Samples of a fine-tuned run, made before it holds a GPU: examples are split, converted to tokens by a template, and
+packed if that is asked for. Bridge's own datasets do this, as they will on the ranks.
 
-A template that leaves answers out, or marks none of their tokens, would train on nothing, or on prompts: it is an error
-here. What it makes of an example is kept for the report.
+With a template that drops answers, or marks none of their tokens, a run would train on nothing or on prompts, so that
+is an error here. One templated example is kept for the report.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from megaboa.paths import RunFolder
 from megaboa.records import CorpusRead, ExamplesRead, RunSpec, ShownExample, Tree, plain
 from megaboa.run.inputs import bounds_of
 
-FILES = dict(zip(SPLITS, ("training.jsonl", "validation.jsonl", "test.jsonl"), strict=True))  # Bridge's names
-LOOKED_AT = 100  # examples of which it is asked whether the text has their answer
+FILES = dict(zip(SPLITS, ("training.jsonl", "validation.jsonl", "test.jsonl"), strict=True))  # names that Bridge uses
+LOOKED_AT = 100  # number of examples that are checked for their text
 MOSTLY = 0.5
 
 
 def build(folder: RunFolder, cache: Path) -> Tree:
-    """Fill the folder for a run; say how many samples there are, and what they are made of."""
+    """Make the samples in the cache; return their number, and statistics of the examples."""
     run = folder.run
     cache.mkdir(parents=True, exist_ok=True)
     config = configuration.build_as_launched(folder, configuration.Inputs.for_data(folder))
@@ -68,7 +68,7 @@ def build(folder: RunFolder, cache: Path) -> Tree:
 
 
 def held_out(config: ConfigContainer, folder: RunFolder, first: int, end: int) -> list[dict[str, Any]]:
-    """What an evaluation has read, of all ranks: whole batches, which ranks share out."""
+    """The batches that an evaluation read, on all ranks. Ranks share whole batches."""
     config.dataset.dataset_root = folder.index.cache
     valid = GPTSFTDatasetBuilder(config.dataset, build_tokenizer(config.tokenizer)).build()[SPLITS.index("valid")]
     size = config.validation.eval_global_batch_size or config.train.global_batch_size
@@ -88,7 +88,8 @@ def warnings(read: ExamplesRead) -> Iterator[str]:
 
 
 def _write(folder: RunFolder, split: str, chats: bool, path: Path) -> int:
-    """The split's examples, as Bridge reads them. Shares of a corpus are drawn at random, always the same ones."""
+    """Write a split's examples for Bridge, and return their number. A corpus is divided at random, always in the same
+    way."""
     [name] = split_blends(folder.run.data)[split]
     corpus = folder.corpora[name].examples
     rows = Path(corpus.path).read_text(encoding="utf-8").splitlines()
@@ -109,7 +110,7 @@ def _write(folder: RunFolder, split: str, chats: bool, path: Path) -> int:
 
 
 def _require_batches(config: ConfigContainer, samples: dict[str, int], examples: dict[str, int]) -> None:
-    """Bridge reads whole batches."""
+    """Check that there are enough samples for Bridge, which reads whole batches."""
     evaluated = config.validation.eval_global_batch_size or config.train.global_batch_size
     for split, count in samples.items():
         batch = config.train.global_batch_size if split == "train" else evaluated
@@ -123,7 +124,7 @@ def _require_batches(config: ConfigContainer, samples: dict[str, int], examples:
 
 
 def _read(config: ConfigContainer, run: RunSpec, corpus: str, tokenizer: Any, path: Path) -> ExamplesRead:
-    """All training examples, one by one, as they are trained on."""
+    """Statistics of all training examples, read one by one as in training."""
     builder = GPTSFTDatasetBuilder(replace(config.dataset), tokenizer)
     dataset = build_gpt_sft_split(
         path,
@@ -143,7 +144,7 @@ def _read(config: ConfigContainer, run: RunSpec, corpus: str, tokenizer: Any, pa
         ids, mask = _item(dataset, number, corpus)
         cut += len(ids) > length + 1
         longest = max(longest, len(ids))
-        ids, mask = ids[: length + 1], mask[: length + 1]  # the last one is only predicted, the first one never
+        ids, mask = ids[: length + 1], mask[: length + 1]  # the last token is only predicted, the first one never
         counts = sum(mask[1:])
         tokens, counted, silent = tokens + len(ids), counted + counts, silent + (counts == 0)
         if counts and (shown is None or (len(ids) <= length and len(shown[0]) > length)):
@@ -168,7 +169,7 @@ def _origin(run: RunSpec) -> str:
 
 
 def _item(dataset: Any, number: int, corpus: str) -> tuple[list[int], list[int]]:
-    """An example's tokens, and whether each is one that is learned."""
+    """An example's tokens, each with a flag for whether it is learned."""
     with _refusals(corpus):
         item = dataset[number]
     return [int(one) for one in item["input_ids"]], [int(bool(one)) for one in item["loss_mask"]]
@@ -176,7 +177,7 @@ def _item(dataset: Any, number: int, corpus: str) -> tuple[list[int], list[int]]
 
 @contextlib.contextmanager
 def _refusals(corpus: str) -> Iterator[None]:
-    """What a template, or Bridge on its behalf, objects to, in one sentence."""
+    """Turn the objections of a template, or of Bridge, into a one-sentence error."""
     try:
         yield
     except (ValueError, TypeError, TemplateError) as error:
@@ -206,7 +207,7 @@ def _require_answers(run: RunSpec, corpus: str, counted: int, tokens: int) -> No
 
 
 def _require_text(path: Path, tokenizer: Any, corpus: str) -> None:
-    """A template may look at other roles, or other fields, than the examples have, and say nothing."""
+    """Check that a template includes the texts: it may silently expect other roles or fields than the examples'."""
     with path.open(encoding="utf-8") as lines:
         for number, line in enumerate(itertools.islice(lines, LOOKED_AT), start=1):
             turns = json.loads(line)["messages"]
@@ -222,7 +223,7 @@ def _require_text(path: Path, tokenizer: Any, corpus: str) -> None:
 
 
 def _pieces(ids: list[int], mask: list[int], decode: Callable[[list[int]], str]) -> Iterator[tuple[str, bool]]:
-    """Stretches of tokens that count, and of others. The first token is never predicted."""
+    """Alternating stretches of tokens that count and don't. The first token is never predicted."""
     mask = [0, *mask[1:]]
     ends = [number for number in range(1, len(mask)) if mask[number] != mask[number - 1]]
     for begin, end in pairwise([0, *ends, len(mask)]):

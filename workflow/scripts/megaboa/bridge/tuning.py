@@ -33,13 +33,13 @@ from megaboa.records import RunSpec, TrainRecord, Tree, read
 from megaboa.run import checkpoints
 
 NO_TEMPLATE = "none"
-# Of a run that is yet to be prepared, and of random weights: Bridge wants a folder that exists, and looks no further.
+# Placeholder for runs that aren't prepared yet, and for random weights: Bridge only checks that the folder exists.
 NOWHERE = "."
 LOSS_MODES = {"answers": "assistant", "last-answer": "last_turn", "everything": "full"}
 
 
 def configure(config: ConfigContainer, run: RunSpec, pretrained: str | None) -> None:
-    """The task's dataset, loss and adapters, after all keys are set and before overrides are."""
+    """Set the task's dataset, loss and adapters, after all keys and before overrides."""
     parallel = config.model
     cut = 2 * parallel.context_parallel_size if parallel.context_parallel_size > 1 else 1
     packed = run.tuning["pack"]
@@ -51,14 +51,14 @@ def configure(config: ConfigContainer, run: RunSpec, pretrained: str | None) -> 
         preprocessing=preprocessing(run.tuning),
         enable_offline_packing=packed,
         offline_packing_specs=PackedSequenceSpecs(packed_sequence_size=length, pad_seq_to_mult=cut) if packed else None,
-        dataset_kwargs={"pad_to_max_length": True},  # so that sequences are as long as memory and speed were told
+        dataset_kwargs={"pad_to_max_length": True},  # so that sequences are as long as estimates assumed
         num_workers=config.dataset.num_workers,
         do_validation="valid" in splits(run),
         do_test="test" in splits(run),
     )
     if run.chat_template is not None:
         config.tokenizer.chat_template = run.chat_template
-    # Every token counts the same, whichever microbatch or rank it is in: they hold different numbers of them.
+    # Every token counts the same, although microbatches and ranks have different numbers of them.
     config.model.calculate_per_token_loss = True
     config.ddp.average_in_collective = False
     config.checkpoint.pretrained_checkpoint = pretrained
@@ -68,7 +68,7 @@ def configure(config: ConfigContainer, run: RunSpec, pretrained: str | None) -> 
 
 
 def splits(run: RunSpec) -> list[str]:
-    """Those that get examples."""
+    """The splits that get examples."""
     if run.data.get("blend"):
         shares = [float(share) for share in run.data["split"].split(",")]
         return [split for split, share in zip(SPLITS, shares, strict=True) if share > 0]
@@ -96,8 +96,9 @@ def adapters(run: RunSpec) -> PEFT:
 
 
 def begin(config: ConfigContainer, folder: RunFolder, index_cache: Path, resumes: bool) -> None:
-    """Where examples lie, and whose weights training begins with: other than a run that resumes with its own
-    checkpoint, adapters need them in every attempt.
+    """Set where examples are, and the weights that training starts from.
+
+    A run that resumes needs no such weights, except with adapters, whose base is loaded in every attempt.
     """
     config.dataset.dataset_root = str(index_cache.absolute())
     run = folder.run
@@ -115,8 +116,10 @@ def parents_checkpoint(folder: RunFolder) -> Path:
 
 
 def _adapt(seed: int, random_weights: bool) -> None:
-    """Have Bridge begin with the same adapters in every layout. Where weights are random, Megatron draws them again in
-    every attempt, and there is no checkpoint of them to load before adapters are added.
+    """Make Bridge start with the same adapters in every layout.
+
+    Random base weights are drawn by Megatron in every attempt, so there is no checkpoint to load before adapters are
+    added.
     """
     from megatron.bridge.training import setup
 
@@ -137,10 +140,10 @@ def _adapt(seed: int, random_weights: bool) -> None:
 
 
 def draw(model: list[torch.nn.Module], seed: int) -> None:
-    """Fill the adapters' first matrices (the second ones are zero) by the names of their layers, each rank its part.
+    """Fill the adapters' first matrices (the second ones are zero), seeded by the names of their layers.
 
-    Bridge draws every rank's part from its own random numbers: another layout would begin with other adapters. Those of
-    experts, which ranks hold whole, stay as Bridge has drawn them.
+    Bridge draws each rank's part from the rank's own random numbers, so adapters would depend on the layout. Adapters
+    of experts, which ranks hold completely, keep Bridge's values.
     """
     for name, adapter in _adapters(model):
         weight = adapter.linear_in.weight
@@ -154,10 +157,10 @@ def draw(model: list[torch.nn.Module], seed: int) -> None:
 
 
 def require_adapters(peft: PEFT, model: list[torch.nn.Module]) -> None:
-    """Of every target: Bridge only warns of one that matches no layer."""
+    """Check that every target matches a layer, because Bridge only warns."""
     parts = [part for chunk in model for part in chunk.modules()]
     adapted = [part.base_linear_name for part in parts if isinstance(part, ParallelLinearAdapter)]
-    has_layers = any(isinstance(part, TransformerLayer) for part in parts)  # a stage may have the embedding alone
+    has_layers = any(isinstance(part, TransformerLayer) for part in parts)  # a stage may have only the embedding
     for target in peft.target_modules:
         if has_layers and not any(matches(target, name) for name in adapted):
             found = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in adapted)) or "none"
@@ -168,7 +171,7 @@ def require_adapters(peft: PEFT, model: list[torch.nn.Module]) -> None:
 
 
 def _adapters(model: list[torch.nn.Module]) -> Iterator[tuple[str, ParallelLinearAdapter]]:
-    """Those that are not of experts, each with a name that it has in every layout."""
+    """All adapters except those of experts, each with a name that is the same in every layout."""
     for chunk in model:
         numbers = {
             name: part.layer_number for name, part in chunk.named_modules() if isinstance(part, TransformerLayer)

@@ -1,4 +1,4 @@
-"""Further validation sets. Bridge evaluates one; these are evaluated after it, by Bridge's own `evaluate`."""
+"""Further validation sets. Bridge evaluates one; the others follow, by Bridge's own `evaluate`."""
 
 from __future__ import annotations
 
@@ -63,13 +63,13 @@ class ValidationSets(Callback):
                     None,
                     get_model_config(context.model[0]),
                 )
-            if losses and LOSS in losses:  # ranks before the last pipeline stage have none
+            if losses and LOSS in losses:  # only ranks of the last pipeline stage have losses
                 context.total_loss_dict[f"valid/{name}"] = losses[LOSS]
 
 
 @contextlib.contextmanager
 def _nothing_else_changed(context: CallbackContext) -> Iterator[None]:
-    """What `evaluate` counts and switches, and every source of random numbers, as they were."""
+    """Restore everything that `evaluate` counts or switches, and all random number states."""
     train_state, tracker = context.state.train_state, get_cuda_rng_tracker()
     consumed = train_state.consumed_valid_samples
     states = random.getstate(), np.random.get_state(), torch.get_rng_state(), torch.cuda.get_rng_state()

@@ -1,4 +1,4 @@
-"""The outcome of a list of checks. Standard library only."""
+"""The result of a list of checks. Standard library only."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def conclude(
     left_out: dict[str, str] | None = None,
     image: tuple[str, ...] | None = None,
 ) -> None:
-    """Print every check and write the proof; if a check failed, write the details next to it and end with an error.
+    """Print every check and write the proof; if a check failed, write the details next to it and exit with an error.
 
-    So an existing proof is always a passed one. `digest` is that of the proved files, `left_out` names checks that were
-    not possible.
+    So an existing proof has always passed. `digest`: digest of the proved files; `left_out`: checks that were not
+    possible.
     """
     failure = out.with_name(FAILED_PROOF)
     for one in checks:

@@ -1,7 +1,7 @@
 """The weights in a Hugging Face folder: its safetensors files, read tensor by tensor and written file by file.
 
-Bridge's own writer copies the files of the source; where there is none, it holds the whole model. Here no more than one
-file's tensors are held in memory.
+Bridge's own writer copies the source's files or, if there are none, holds the whole model in memory. Here memory is
+needed for one file's tensors at most.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     import torch
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-OS_ERROR = re.compile(r"os error (\d+)")  # as safetensors says that a disk is full
-METADATA = {"format": "pt"}  # transformers refuses files that don't say so
+OS_ERROR = re.compile(r"os error (\d+)")  # safetensors' message for a full disk
+METADATA = {"format": "pt"}  # transformers refuses files without it
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What a tensor is but for its values."""
+    """Shape and type of a tensor."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -41,7 +41,7 @@ class Kind:
 
 
 def files(folder: str | Path) -> list[Path]:
-    """The files that transformers reads: a repository may hold the same weights in another form too."""
+    """The files that transformers reads; a repository may also have the weights in other formats."""
     if (whole := Path(folder, WHOLE)).exists():
         return [whole]
     index = Path(folder, INDEX)
@@ -51,12 +51,12 @@ def files(folder: str | Path) -> list[Path]:
 
 
 def is_of_weights(name: str) -> bool:
-    """Of the model: adapters lie in a folder of their own."""
+    """Whether a file holds the model's weights; adapters are in a folder of their own."""
     return "/" not in name and (name.endswith(".safetensors") or name == INDEX)
 
 
 def share(folder: str | Path) -> None:
-    """Let others read the weights as they may read the config: safetensors writes its files for their owner alone."""
+    """Give weight files the config's permissions, because safetensors makes them readable for their owner only."""
     mode = Path(folder, "config.json").stat().st_mode
     for path in files(folder):
         path.chmod(mode)
@@ -189,6 +189,6 @@ class _Writer:
 
 
 def _alone(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor without the rest of the memory that it is a view of."""
+    """The tensor in memory of its own, if it is a view of a larger one."""
     tensor = tensor.detach().cpu().contiguous()
     return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()

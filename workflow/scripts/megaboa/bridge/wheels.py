@@ -1,4 +1,4 @@
-"""What Megatron needs where it comes from wheels: without its Makefile, without Apex."""
+"""Workarounds for Megatron installed from wheels: without its Makefile, and without Apex."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ APEX_KERNEL = "fused_weight_gradient_mlp_cuda"
 
 
 def keep_compiled_helpers(initialize: Any) -> None:
-    """Don't let `megatron.bridge.training.initialize` compile what the wheel has brought compiled.
+    """Don't let `megatron.bridge.training.initialize` compile helpers that the wheel has already compiled.
 
-    It would call make in a folder without a Makefile, and end the process.
+    It would call make in a folder without a Makefile, and exit.
     """
     if is_installed(HELPERS):
         initialize.compile_helpers = lambda: None
 
 
 def without_missing_kernels(model: Any) -> list[str]:
-    """Turn off what this installation can't do, and say what that was.
+    """Turn off what this installation doesn't support, and report that.
 
-    Bridge turns gradient accumulation fusion on wherever there is Transformer Engine; but the output layer isn't
-    Transformer Engine's, and refuses to be made without Apex's kernel.
+    Bridge turns on gradient accumulation fusion whenever Transformer Engine is installed; but the output layer isn't
+    Transformer Engine's, and can't be built without Apex's kernel.
     """
     from megatron.core.tensor_parallel import layers
 
@@ -41,5 +41,5 @@ def say(changes: list[str]) -> None:
 def is_installed(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # a package above it isn't there
+    except ModuleNotFoundError:  # a parent package is missing
         return False

@@ -1,16 +1,17 @@
-"""Fork processes that need Megatron-Bridge from one that has imported it: an import costs ten seconds of a processor.
+"""Forks processes that need Megatron-Bridge from one that has imported it, because the import takes ten seconds of CPU
+time.
 
-A command calls `hand_over()` before it imports anything heavy. Where MEGABOA_ZYGOTE is `cpu` or `cuda` (the workflow
-sets it for an experiment on this machine) its work is then done by a child of the zygote, with the same arguments,
-environment, folder and streams, from the first line of the script or of `megaboa`; and the process that called only
-passes on signals and the exit code. If anything is in the way, hand_over() returns, and the command imports for itself.
+A command calls `hand_over()` before it imports anything heavy. If MEGABOA_ZYGOTE is `cpu` or `cuda` (the workflow sets
+it for an experiment on this machine), a child of the zygote then does the work, with the same arguments, environment,
+folder and streams, from the first line of the script or of `megaboa`. The calling process only passes on signals and
+the exit code. If anything prevents that, hand_over() returns, and the command imports for itself.
 
 The first process that needs the zygote starts it. It serves one user and one state of everything that an import depends
-on (`_key`), and ends after half a minute without requests. Where a scheduler starts one task per node, that task starts
-it (`keep`), before its ranks, and it ends with that task.
+on (`_key`), and ends after half a minute without requests. If a scheduler starts one task per node, that task starts
+the zygote (`keep`) before its ranks, and it ends with the task.
 
-A process that has touched CUDA can't be forked: the driver's state doesn't survive it. So the zygote only imports, and
-children are the first to open a GPU.
+A process that has touched CUDA can't be forked, because the driver's state doesn't survive that. So the zygote only
+imports, and children are the first to open a GPU.
 """
 
 from __future__ import annotations
@@ -44,37 +45,38 @@ from megaboa.run import gpus
 from megaboa.scheduler.local import FORKED, HELD, KEEPER, die_with_parent, may_be_forked
 
 IDLE_SECONDS = 30.0
-REFUSING_SECONDS = 600.0  # for so long a zygote that can't fork answers with the reason, and no other one is started
+REFUSING_SECONDS = 600.0  # for so long, a zygote that can't fork answers with the reason, and no other one starts
 POLL_SECONDS = 0.2
-START_SECONDS = 120.0  # from the start of a zygote until it has imported Bridge, on a busy machine
-CONNECT_SECONDS = 20.0  # until it listens, which it does before it imports anything
-STARTS = 3  # by one process
+START_SECONDS = 120.0  # for the import of Bridge, on a busy machine
+CONNECT_SECONDS = 20.0  # until it listens, which precedes the imports
+STARTS = 3  # per process
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
-# What commands that hand over import, with all that these import.
+# Modules imported by commands that hand over, with everything that these import.
 IMPORTED = ("train", "convert", "proof", "source", "corpus_samples", "index", "preflight")
-# What differs from process to process, and no import reads. Everything else is part of the key.
+# Variables that differ between processes, and that no import reads. All others are part of the key.
 OWN_PREFIXES = ("MEGABOA_", "WANDB_", "PYTEST_", "SNAKEMAKE_")
-OWN_PREFIXES += ("NCCL_", "TORCH_NCCL_", "TORCH_FR_", "FI_")  # read when ranks connect
+OWN_PREFIXES += ("NCCL_", "TORCH_NCCL_", "TORCH_FR_", "FI_")  # only read when ranks connect
 OWN = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "PWD", "OLDPWD", "SHLVL", "_", "TERM"}
 OWN |= {"PYTHONUNBUFFERED", "COLUMNS", "LINES"}
-OWN |= {"CUDA_DEVICE_MAX_CONNECTIONS"}  # read when a process opens its GPU
+OWN |= {"CUDA_DEVICE_MAX_CONNECTIONS"}  # only read when a process opens its GPU
 OWN |= {"GOTO_NUM_THREADS", "VECLIB_MAXIMUM_THREADS", "NUMEXPR_NUM_THREADS"}
-THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")  # the zygote has one; a child, its own number
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")  # 1 in the zygote; a child sets its own number
 TITLE_BYTES = 4096
 MOST_STREAMS = 5
 _LENGTH = struct.Struct("!Q")
-_REFUSED = 0  # instead of the child's number; the reason follows
-_BEGIN = b"."  # whoever asked is still there, and has the child's number: now it may begin
+_REFUSED = 0  # sent instead of the child's number, and followed by the reason
+_BEGIN = b"."  # sent by the caller, which has the child's number: the child may begin
 
 
 def hand_over(device: str | None = None) -> None:
-    """Let a child of the zygote do this process's work, and end as it ends. In that child, and without one: return.
+    """Let a child of the zygote do this process's work, and exit like the child. Returns in the child, or if there is
+    no zygote.
 
-    `device`: `cpu` for work that opens no GPU in any experiment; default: the experiment's.
+    `device`: `cpu` for work that never opens a GPU; default: the experiment's device.
     """
     if not may_be_forked(os.environ):
         return
-    if HELD in os.environ:  # a rank, which no starter may leave behind
+    if HELD in os.environ:  # a rank, which must not outlive its starter
         die_with_parent()
     try:
         connection, child = _begun(device or os.environ[FORKED])
@@ -87,15 +89,15 @@ def hand_over(device: str | None = None) -> None:
 
 
 def warm() -> None:
-    """Have a zygote import while its first child is not needed yet."""
+    """Start a zygote's imports before its first child is needed."""
     if may_be_forked(os.environ):
         with contextlib.suppress(OSError, ValueError):
             _connect(os.environ[FORKED]).close()
 
 
 def keep() -> NoReturn:
-    """Be the zygote of a node's ranks, for as long as the process lives that has started this one."""
-    die_with_parent(int(os.environ[KEEPER]))  # which may have ended while this one began
+    """Become the zygote of a node's ranks, for the life of the process that started this one."""
+    die_with_parent(int(os.environ[KEEPER]))  # it may have ended already
     device = os.environ[FORKED]
     words = _words(_key(device), device)
     os.chdir(Path(__file__).parents[2])
@@ -103,19 +105,19 @@ def keep() -> NoReturn:
 
 
 class RefusedError(OSError):
-    """The zygote can't be forked, and has said why."""
+    """The zygote refuses to fork, and says why."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a child of the zygote becomes."""
+    """What a child of the zygote has to become."""
 
     words: list[str]
     folder: str
     environment: dict[str, str]
     umask: int
     processors: list[int]
-    ignored: list[int]  # signals
+    ignored: list[int]  # ignored signals
 
     @classmethod
     def of_this_process(cls) -> Request:
@@ -127,7 +129,7 @@ class Request:
 
 
 def _key(device: str) -> str:
-    """A digest of all that an import depends on, and of what a child can't take over from the one that asked."""
+    """Digest of everything that an import depends on, and that a child can't take over from the caller."""
     library = Path(__file__).parents[1]
     sources = [(str(path), path.stat().st_mtime_ns) for path in sorted(library.rglob("*.py"))]
     packages = [(path, Path(path).stat().st_mtime_ns) for path in sys.path if path.endswith("site-packages")]
@@ -142,19 +144,19 @@ def _key(device: str) -> str:
 
 
 def _environment() -> dict[str, str]:
-    """The zygote's."""
+    """The zygote's environment."""
     own = {name for name in os.environ if name in OWN or name.startswith(OWN_PREFIXES)}
     return {name: value for name, value in os.environ.items() if name not in own} | dict.fromkeys(THREADS, "1")
 
 
 def _words(key: str, device: str) -> list[str]:
-    """Of its command line, with room for those of its children."""
+    """The zygote's command line, with room for its children's."""
     flags = subprocess._args_from_interpreter_flags()
     return [sys.executable, *flags, "-m", "megaboa.bridge.zygote", key, device, " " * TITLE_BYTES]
 
 
 def _address(key: str) -> str:
-    return f"\0megaboa-zygote-{key}"  # abstract: no file is left, whatever happens
+    return f"\0megaboa-zygote-{key}"  # abstract, so that no file is ever left
 
 
 def _peers_user(connection: socket.socket) -> int:
@@ -162,7 +164,7 @@ def _peers_user(connection: socket.socket) -> int:
 
 
 def _show(words: list[str]) -> None:
-    """Be seen by `ps` and `pgrep` with these words, as far as there is room."""
+    """Show these words in `ps` and `pgrep`, as far as there is room."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         fields = Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()
         start, end = int(fields[45]), int(fields[46])  # proc(5): arg_start, arg_end
@@ -170,22 +172,22 @@ def _show(words: list[str]) -> None:
         ctypes.memmove(start, b"\0".join(map(os.fsencode, words))[: room - 1].ljust(room, b"\0"), room)
 
 
-# --- the process that asks ------------------------------------------------------------------------------------------
+# --- the calling process --------------------------------------------------------------------------------------------
 
 
 def _begun(device: str) -> tuple[socket.socket, int]:
-    """The connection to the zygote, and its child; OSError if there is none."""
+    """A connection to the zygote, and a new child; raises OSError if there is none."""
     connection = _connect(device)
     try:
         return connection, _ask(connection)
-    except (ConnectionResetError, BrokenPipeError):  # it was idle, or what it has imported was changed: take the next
+    except (ConnectionResetError, BrokenPipeError):  # it was idle, or its sources have changed: use the next one
         connection.close()
     connection = _connect(device)
     return connection, _ask(connection)
 
 
 def _connect(device: str) -> socket.socket:
-    """A connection to the zygote for this device, which is started where there is none; OSError if that can't be."""
+    """A connection to the zygote for this device, started if there is none; raises OSError if that fails."""
     key = _key(device)
     deadline, started, starts = time.monotonic() + CONNECT_SECONDS, None, 0
     while time.monotonic() < deadline:
@@ -201,7 +203,7 @@ def _connect(device: str) -> socket.socket:
                 raise PermissionError("another user's")
             connection.settimeout(START_SECONDS)
             return connection
-        # The last one was idle, or another one was faster. A keeper's is on its way.
+        # There is no zygote, or another process has just started one. A keeper's zygote starts by itself.
         if KEEPER not in os.environ and (started is None or started.poll() is not None):
             if starts == STARTS:
                 break
@@ -223,7 +225,7 @@ def _start(key: str, device: str) -> subprocess.Popen:
 
 
 def _ask(connection: socket.socket) -> int:
-    """Send what the child is to become; return its process number."""
+    """Send the request for a child; return the child's process number."""
     content = json.dumps(asdict(Request.of_this_process())).encode()
     held = map(int, os.environ.get(HELD, "").split())
     socket.send_fds(connection, [_LENGTH.pack(len(content))], [0, 1, 2, *held])
@@ -244,13 +246,13 @@ def _accompany(connection: socket.socket, child: int) -> NoReturn:
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, pass_on)
     _show([f"megaboa: what process {child} does is done for this one"])
-    # Not for ever at a time: a signal that comes just before that would be passed on when it ends.
+    # Polls, because a signal that arrives just before a blocking call would only be passed on after it.
     while not select.select([connection], [], [], POLL_SECONDS)[0]:
         pass
     try:
         code = struct.unpack("!i", _receive(connection, 4))[0]
     except OSError:
-        code = -signal.SIGKILL  # the zygote was killed, and its children with it
+        code = -signal.SIGKILL  # the zygote was killed, and so were its children
     if code < 0:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         with contextlib.suppress(OSError):
@@ -275,12 +277,12 @@ def _receive(connection: socket.socket, size: int) -> bytes:
 @dataclass(frozen=True)
 class Child:
     pid: int
-    end: int  # readable when it has ended
+    end: int  # becomes readable when the child has ended
     connection: socket.socket
 
 
 class Zygote:
-    """Accepts requests, forks, and tells how children have ended."""
+    """Accepts requests, forks, and reports how children ended."""
 
     def __init__(self, listener: socket.socket, refusal: str | None = None):
         self.listener, self.refusal = listener, refusal
@@ -291,10 +293,10 @@ class Zygote:
         self.poll.register(listener, select.POLLIN)
 
     def serve(self) -> Request | None:
-        """Serve until idle. Returns in a child only, with what it is to run."""
+        """Serve until idle. Returns a request only in a child, which has to run it."""
         idle = REFUSING_SECONDS if self.refusal else IDLE_SECONDS
         while self.children or self.listener.fileno() >= 0:
-            waits = self.children or KEEPER in os.environ  # whose ranks may be started late
+            waits = self.children or KEEPER in os.environ  # a keeper's ranks may be started late
             ready = {number for number, _ in self.poll.poll(None if waits else 1000 * idle)}
             if not ready:
                 return None
@@ -309,7 +311,7 @@ class Zygote:
 
     def _accept(self) -> Request | None:
         connection, _ = self.listener.accept()
-        if self.sources != _sources():  # what was imported isn't what is there now
+        if self.sources != _sources():  # the imported sources have changed
             self.poll.unregister(self.listener)
             self.listener.close()
             connection.close()
@@ -332,7 +334,7 @@ class Zygote:
             return None
         try:
             child = Child(pid, os.pidfd_open(pid), connection)
-        except OSError:  # too many open files: it can't be looked after, and hasn't begun
+        except OSError:  # too many open files: the child can't be monitored, and hasn't begun
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
             connection.close()
@@ -340,12 +342,13 @@ class Zygote:
         self.children.append(child)
         self.poll.register(child.end, select.POLLIN)
         self.poll.register(connection, select.POLLRDHUP)
-        with contextlib.suppress(OSError):  # it has gone: the next poll says so
+        with contextlib.suppress(OSError):  # the caller has ended, which the next poll reports
             connection.sendall(_LENGTH.pack(pid))
         return None
 
     def _begin(self, request: Request, connection: socket.socket, streams: list[int]) -> Request:
-        """In a child. A connection of another one held open here would hide that its other end was closed."""
+        """Set up a child. It must close the connections of other children, because an open copy would hide that a
+        caller ended."""
         die_with_parent(self.pid)
         self.listener.close()
         for child in self.children:
@@ -366,7 +369,7 @@ class Zygote:
         return request
 
     def _left_alone(self, child: Child) -> None:
-        """The process that asked was killed: nothing that it started may live on."""
+        """Kill a child whose caller was killed, so that nothing the caller started survives it."""
         self.poll.unregister(child.connection)
         child.connection.close()
         _kill(child)
@@ -374,7 +377,7 @@ class Zygote:
     def _ended(self, child: Child) -> None:
         status = os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
         if status.si_code != os.CLD_EXITED or status.si_status:
-            _kill(child)  # what it started, before its number can be another process's
+            _kill(child)  # kills the child's group, before its number can be reused
         code = os.waitstatus_to_exitcode(os.waitpid(child.pid, 0)[1])
         self.children.remove(child)
         self.poll.unregister(child.end)
@@ -387,7 +390,7 @@ class Zygote:
 
 
 def _sources() -> dict[str, int]:
-    """The files of all that is imported, with the times of their last change."""
+    """The files of all imported modules, with their modification times."""
     files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
     found = {}
     for path in filter(None, files):
@@ -397,7 +400,7 @@ def _sources() -> dict[str, int]:
 
 
 def _read(connection: socket.socket, streams: list[int]) -> Request:
-    """What is asked for; the streams that come with it are added to the given ones."""
+    """Read a request; the streams sent with it are added to `streams`."""
     if _peers_user(connection) != os.geteuid():
         raise PermissionError("another user's")
     connection.settimeout(10)
@@ -413,13 +416,13 @@ def _kill(child: Child) -> None:
 
 
 def _become(request: Request, imported: Mapping[str, str]) -> None:
-    """Do the script's work in this child, as if Python had been started with it.
+    """Run the caller's script in this child, as if Python had been started with it.
 
-    `imported`: the variables that imports have set.
+    `imported`: variables set by imports.
     """
     os.setsid()
     os.chdir(request.folder)
-    multiprocessing.process.ORIGINAL_DIR = request.folder  # where processes that are spawned look for the script
+    multiprocessing.process.ORIGINAL_DIR = request.folder  # where spawned processes look for the script
     os.umask(request.umask)
     os.sched_setaffinity(0, request.processors)
     for number in PASSED_ON:
@@ -437,18 +440,21 @@ def _become(request: Request, imported: Mapping[str, str]) -> None:
     named = Path(request.words[0]).absolute()
     script = named / "__main__.py" if named.is_dir() else named
     sys.path[0] = str(named if named.is_dir() else named.resolve().parent)
-    sys.modules["numpy"].random.seed()  # Python's own generator is seeded again by the fork
+    sys.modules["numpy"].random.seed()  # Python's own generator is reseeded by the fork
     sys.modules["torch"].set_num_threads(int(os.environ.get(THREADS[0]) or len(request.processors)))
     main = types.ModuleType("__main__")
     main.__file__ = str(script)
     if named.is_dir():
-        main.__spec__ = ModuleSpec("__main__", None)  # as Python has it: what is spawned doesn't import it again
+        main.__spec__ = ModuleSpec("__main__", None)  # as in Python, so that spawned processes don't import it
     sys.modules["__main__"] = main
     exec(compile(script.read_bytes(), script, "exec"), vars(main))
 
 
 def _why_not_forked() -> str | None:
-    """A child would lack other threads, and might wait for a lock that one of them holds; and CUDA fails in it."""
+    """The reason why this process can't be forked.
+
+    A child lacks other threads, and might wait for a lock that one of them held. CUDA fails in a child.
+    """
     if (threads := _threads()) > 1:
         return f"{threads - 1} threads were started by an import, so that no process can be forked"
     if _has_opened_cuda():
@@ -457,7 +463,7 @@ def _why_not_forked() -> str | None:
 
 
 def _has_opened_cuda() -> bool:
-    """The driver's memory manager is opened with it, also by NVML."""
+    """Whether CUDA was opened, also by NVML: both open the driver's memory manager."""
     for entry in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
             if str(entry.readlink()).startswith("/dev/nvidia-uvm"):
@@ -466,14 +472,17 @@ def _has_opened_cuda() -> bool:
 
 
 def _threads() -> int:
-    """Of this process; pyarrow's allocator looks after its own when a process forks."""
+    """Number of threads, except that of pyarrow's allocator, which handles forks itself."""
     return sum((task / "comm").read_text() != "jemalloc_bg_thd\n" for task in Path("/proc/self/task").iterdir())
 
 
 @contextlib.contextmanager
 def _without_opening_cuda(device: str) -> Iterator[None]:
-    """Megatron and ModelOpt ask for GPUs and their capability when they are imported. PyTorch would ask CUDA or NVML,
-    and both start a thread of the driver's."""
+    """Answer torch.cuda's questions about GPUs from nvidia-smi during imports.
+
+    Megatron and ModelOpt ask for GPUs and their capability when they are imported. PyTorch would ask CUDA or NVML,
+    which both start a driver thread.
+    """
     known = gpus.capabilities(os.environ.get("CUDA_VISIBLE_DEVICES")) if device == "cuda" else None
     if not known:
         yield
@@ -496,22 +505,23 @@ def _without_opening_cuda(device: str) -> Iterator[None]:
 def main() -> None:
     key, device = sys.argv[1:3]
     if KEEPER in os.environ:
-        for number in PASSED_ON:  # a scheduler's signal reaches all processes of a step; ranks hear it themselves
+        for number in PASSED_ON:  # a scheduler signals all processes of a step; ranks get the signal themselves
             signal.signal(number, signal.SIG_IGN)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         try:
             listener.bind(_address(key))
             os.close(os.pidfd_open(os.getpid()))
         except OSError:
-            return  # another was faster, or the kernel is too old
-        listener.listen(128)  # who asks now waits until all is imported
+            return  # another process was faster, or the kernel is too old
+        listener.listen(128)  # callers wait here until the imports are done
         before = dict(os.environ)
-        signal.alarm(int(START_SECONDS))  # an import that hangs must not keep what was sent meanwhile
+        signal.alarm(int(START_SECONDS))  # a hanging import must not keep callers waiting
         with _without_opening_cuda(device):
             process.prepare(device)
             for name in IMPORTED:
                 importlib.import_module(f"megaboa.bridge.{name}")
-        # Fills its table of files: for that every folder above every module is looked at, 36,000 times in each child.
+        # Fills inspect's table of files, for which it looks at every folder above every module: 36,000 times in each
+        # child.
         inspect.getmodule(inspect.currentframe())
         signal.alarm(0)
         gc.freeze()

@@ -1,1 +1,1 @@
-"""The bundle: an experiment as one RO-Crate, from which others rebuild its figures and, on a CPU, its runs."""
+"""The bundle: an experiment as one RO-Crate, from which others can rebuild its figures and, on a CPU, its runs."""

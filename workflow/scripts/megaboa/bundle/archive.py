@@ -1,4 +1,4 @@
-"""Zip files: the same bytes for the same content, and nothing outside of the folder that they are unpacked to."""
+"""Zip files: reproducible bytes for the same content, and safe unpacking."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from megaboa.errors import InputError
 _DATE = (1980, 1, 1, 0, 0, 0)
 _MODE = 0o100644 << 16
 _PIECE = 1 << 20
-MOST_BYTES, MOST_ENTRIES = 4_000_000_000, 100_000  # of a bundle that is unpacked; checkpoints are in none
+MOST_BYTES, MOST_ENTRIES = 4_000_000_000, 100_000  # of an unpacked bundle; bundles contain no checkpoints
 
 
 def pack(files: Mapping[str, bytes]) -> bytes:
-    """Sorted by name, without dates, owners and modes: equal content is an equal archive."""
+    """Pack files sorted by name, without dates, owners and modes, so that equal content makes an equal archive."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
         for name in sorted(files):
@@ -32,10 +32,10 @@ def pack(files: Mapping[str, bytes]) -> bytes:
 
 
 class Archive(Mapping[str, bytes]):
-    """The files of a zip file, each read when it is asked for. Raises InputError for one that is damaged.
+    """The files of a zip file, each read on demand. Raises InputError if the archive is damaged.
 
-    What would leave its folder, or fill the disk, is refused by the list of names and sizes, before anything is read;
-    `zipfile` gives no more bytes of a file than that list says.
+    Files that would leave the folder or fill the disk are refused by the list of names and sizes, before anything is
+    read; `zipfile` never returns more bytes of a file than listed.
     """
 
     def __init__(self, path: Path):
@@ -78,7 +78,7 @@ class Archive(Mapping[str, bytes]):
 
 @contextlib.contextmanager
 def _whole(path: Path) -> Iterator[None]:
-    """Errors of a damaged archive as one sentence."""
+    """Report the errors of a damaged archive as one sentence."""
     try:
         yield
     except (FileNotFoundError, IsADirectoryError):
@@ -88,7 +88,7 @@ def _whole(path: Path) -> Iterator[None]:
 
 
 def _problem(entries: Sequence[zipfile.ZipInfo]) -> str | None:
-    """Why an archive with these entries is not unpacked."""
+    """Why an archive with these entries is not unpacked; None if it is."""
     size = sum(entry.file_size for entry in entries)
     if len(entries) > MOST_ENTRIES or size > MOST_BYTES:
         return (

@@ -1,6 +1,7 @@
-"""What a report compares its runs with: the metrics of earlier runs, copied out of results folders and bundles.
+"""The baseline of a report: metrics of earlier runs, copied from results folders and bundles.
 
-The copies stay with the results, and go into the bundle: a report can be made again where the earlier runs are gone.
+The copies stay with the results and become part of the bundle, so that a report can be made again after the earlier
+runs are gone.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from megaboa.files import write_bytes
 from megaboa.paths import ExperimentFolder
 from megaboa.records import ReportSpec, read
 
-# Of results/<experiment>: what a run's curve, speed and memory are read from, and what it was.
+# In results/<experiment>: files for a run's curve, speed and memory, and its specification.
 KEPT = ("plan.tsv", "preflight.json", "runs/*/run.json", "runs/*/launch.json", "runs/*/metrics/*")
 
 
 def keep(results: Path) -> None:
-    """Copies for the report of an experiment, made again from what is still there."""
+    """Update the copies for an experiment's report, from those sources that still exist."""
     folder = ExperimentFolder(results)
     asked = read(ReportSpec, folder.specs.report).baseline
     copies = {folder.baseline(number): path for number, path in enumerate(asked.paths if asked else (), start=1)}
@@ -35,7 +36,7 @@ def keep(results: Path) -> None:
 
 
 def take(source: Path, copy: Path) -> None:
-    """Copy a results folder's or a bundle's metrics."""
+    """Copy the metrics of a results folder or a bundle."""
     if copy.exists():
         shutil.rmtree(copy)
     if source.is_dir():

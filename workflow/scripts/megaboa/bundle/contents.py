@@ -59,7 +59,7 @@ and, for an experiment on the CPU, trains all of it again, with the code in here
 """
 MANIFEST = "bundle.json"
 COMMAND_LINE = "config/command-line.yaml"
-# Enough to run the workflow anywhere. A site's profile names its accounts, and stays there.
+# Enough to run the workflow anywhere, without the site's profile, which names its accounts.
 CODE = (
     *("Snakefile", "Makefile", "LICENSE", "workflow", "envs", "recipes", "profilers", "containers", "config/published"),
     *("profiles/local", "profiles/default"),
@@ -80,26 +80,29 @@ OF_EXPERIMENT = (
 )
 OF_RUN = ("*.json", "metrics/*", "along/*/*.json", "earlier/*/*.json")
 TEXT = {".json", ".jsonl", ".tsv", ".html", ".svg", ".md", ".tex", ".yaml", ".yml", ".txt"}
-LARGEST = 1_000_000  # of a script or a table, in bytes
-SCRIPTS = {".py", ".sh", ".yaml", ".yml", ".json", ".toml"}  # of words of a command, what is no installed program
+LARGEST = 1_000_000  # size limit of scripts and tables, in bytes
+SCRIPTS = {".py", ".sh", ".yaml", ".yml", ".json", ".toml"}  # suffixes of files, as opposed to installed programs
 _BETWEEN_WORDS = re.compile(r"[\s'\"=;|&()<>`]+")
-Named = tuple[str, str]  # key of the configuration, and the path that it names
+Named = tuple[str, str]  # key of the configuration, and a path that it names
 Needed = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What is bundled, and how the workflow was called. Paths are relative to the clone, or absolute."""
+    """What to bundle, and how the workflow was called. Paths are relative to the clone, or absolute."""
 
     results: Path
     config_files: Sequence[Path]
-    command_line: Mapping[str, Any]  # of `--config`, nested
+    command_line: Mapping[str, Any]  # values of `--config`, nested
 
 
 def collect(asked: Asked, machine: Private, environment: Mapping[str, str] = os.environ) -> Files:
-    """All files by their name in the bundle, but for its metadata. Raises InputError where a secret is among them."""
+    """All files by their names in the bundle, except its metadata.
+
+    Raises InputError if one of them contains a secret.
+    """
     made = {**_config(asked), **_results(asked.results)}
-    # Code as it is: a store in `/data`, or a user called `local`, would rewrite it.
+    # Code is left unchanged: a store in `/data`, or a user called `local`, would corrupt it.
     trees = [*(yaml_file.read(path)[0] for path in asked.config_files), asked.command_line]
     named, needed = small_files(asked.results, trees, ROOT)
     files = {**named, **_code(), **_recipes(asked.results)}
@@ -114,7 +117,7 @@ def collect(asked: Asked, machine: Private, environment: Mapping[str, str] = os.
 
 
 def code_state() -> str:
-    """Commit and changes of the code: another state makes another bundle."""
+    """Commit and changes of the code; a different state makes a different bundle."""
     return digest([_git("rev-parse", "HEAD"), _git("diff", "HEAD", "--", *_present(CODE))])
 
 
@@ -156,12 +159,12 @@ def _manifest(asked: Asked, needed: Iterable[dict[str, str]]) -> BundleManifest:
 
 
 def _starts(folder: RunFolder) -> list[AttemptStart]:
-    """Of the attempts that led to what is bundled."""
+    """The starts of the attempts that led to the bundled results."""
     return ledger.starts(read_ledger(RunStore(folder.store).ledger)) if folder.train_manifest.exists() else []
 
 
 def _environments(results: Path, starts: Mapping[str, Sequence[AttemptStart]]) -> dict[str, Any]:
-    """Python and packages of every environment that an attempt ran in, by its digest."""
+    """Python and packages of every environment that an attempt ran in, by digest."""
     found = {}
     for run, begun in starts.items():
         folder = ExperimentFolder(results).run(run)
@@ -173,7 +176,7 @@ def _environments(results: Path, starts: Mapping[str, Sequence[AttemptStart]]) -
 
 
 def _environment(ran: Mapping[str, Any]) -> BundleEnvironment:
-    """The one that runs ran in, if it is one and no image; else the one in which the bundle is made."""
+    """The runs' environment, if there is only one, and it is no image; else that of the present process."""
     (only,) = ran.values() if len(ran) == 1 else ({},)
     here = {p.name: p.version for p in importlib.metadata.distributions() if p.name}
     of_runs = bool(only.get("packages")) and "image" not in only
@@ -196,7 +199,7 @@ def _runs(results: Path) -> list[str]:
 
 
 def _code() -> Files:
-    """As a git clone with uncommitted changes; outside of git, all files."""
+    """The files of the git clone with uncommitted changes; outside of git, all files."""
     listed = _git("ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *_present(CODE))
     paths = [ROOT / name for name in listed.split("\0") if name] if listed else _below(_present(CODE))
     return {path.relative_to(ROOT).as_posix(): path.read_bytes() for path in paths if path.is_file()}
@@ -210,7 +213,7 @@ def _below(names: Sequence[str]) -> list[Path]:
 
 
 def _recipes(results: Path) -> Files:
-    """Those of the user's that lie elsewhere in the clone."""
+    """The user's own recipes from elsewhere in the clone."""
     models = [ExperimentFolder(results).run(run).run.model for run in _runs(results)]
     named = {str(model.get("recipe")) for model in models if str(model.get("recipe")).endswith(".py")}
     paths = [Path(name).expanduser().resolve() for name in sorted(named)]
@@ -232,7 +235,7 @@ def _config(asked: Asked) -> Files:
 
 
 def _name(path: Path) -> str:
-    """Where a configuration lies in the bundle: as in the clone, or else among its configurations."""
+    """Name of a configuration in the bundle: its path in the clone, or else one among the configurations."""
     relative = Path(os.path.relpath(path))
     return f"config/{path.name}" if relative.parts[0] == ".." or relative.is_absolute() else relative.as_posix()
 
@@ -241,7 +244,7 @@ def _results(results: Path) -> Files:
     paths = [path for pattern in OF_EXPERIMENT for path in results.glob(pattern)]
     paths += [path for run in _runs(results) for pattern in OF_RUN for path in (results / "runs" / run).glob(pattern)]
     experiment = ExperimentFolder(results)
-    if read(ImageAsked, experiment.specs.image).container is None:  # one may be left from when there was an image
+    if read(ImageAsked, experiment.specs.image).container is None:  # one may remain from an earlier image
         paths = [path for path in paths if path != experiment.preflight_in_image]
     found = sorted(path for path in set(paths) if path.is_file() and not path.name.startswith("."))
     return {f"results/{results.name}/{path.relative_to(results).as_posix()}": path.read_bytes() for path in found}
@@ -260,7 +263,7 @@ def _present(names: Sequence[str]) -> list[str]:
 
 
 def _git(*arguments: str) -> str:
-    """What git says; nothing outside of a repository, or without git. InputError where it refuses this clone."""
+    """git's output; empty without git or outside of a repository. Raises InputError if git refuses this clone."""
     try:
         done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True)
     except FileNotFoundError:
@@ -275,7 +278,8 @@ def _git(*arguments: str) -> str:
 
 
 def small_files(results: Path, trees: Iterable[Mapping[str, Any]], root: Path) -> tuple[dict[str, bytes], list[Needed]]:
-    """By their name in the bundle, which is where the rebuilt workflow looks; and those that can't be in it."""
+    """Small files by their names in the bundle, where the rebuilt workflow will look for them; and those that can't be
+    included."""
     files, needed = {}, []
     for key, named in dict.fromkeys(
         [*_of_evaluation(results), *_profilers(results), *_filters(results), *_named_in(trees)]
@@ -294,7 +298,7 @@ def small_files(results: Path, trees: Iterable[Mapping[str, Any]], root: Path) -
 
 
 def data_needed(results: Path) -> list[Needed]:
-    """Text and models of this machine's, as the manifests have them."""
+    """Text and models on this machine that the runs need, from the manifests."""
     found, experiment = [], ExperimentFolder(results)
     for path in experiment.specs.all("corpora"):
         found += _texts(f"corpora.{path.stem}", read(CorpusSpec, path).source, experiment.corpus(path.stem).sources)
@@ -306,7 +310,7 @@ def data_needed(results: Path) -> list[Needed]:
 
 
 def _texts(key: str, source: str | list[str], listing: Path) -> list[Needed]:
-    """One by one where they were listed with their checksums; else as the configuration names them."""
+    """The texts of a corpus: single files if they were listed with checksums, or else as named in the configuration."""
     if listing.exists():
         files = [file for file in read(Sources, listing).files if file.kind not in ("source", "stream")]
         return [{"for": key, "path": one.path, "bytes": one.size, "sha256": one.sha256} for one in files]
@@ -315,7 +319,7 @@ def _texts(key: str, source: str | list[str], listing: Path) -> list[Needed]:
 
 
 def _tokenizers(results: Path) -> list[Needed]:
-    """Folders that corpora and models name for their tokenizer."""
+    """Folders of tokenizers named by corpora and models."""
     found = []
     for kind in ("corpora", "models"):
         for path in ExperimentFolder(results).specs.all(kind):
@@ -326,7 +330,7 @@ def _tokenizers(results: Path) -> list[Needed]:
 
 
 def _baselines(results: Path) -> Iterator[Needed]:
-    """What the report needs of them is in the bundle; the experiment's configuration names them all the same."""
+    """The baselines. The bundle has all that the report needs of them, but the configuration still names them."""
     asked = read_if_there(ReportSpec, ExperimentFolder(results).specs.report)
     for path in map(Path, asked.baseline.paths if asked and asked.baseline else ()):
         key = "report.baseline.path"
@@ -366,7 +370,7 @@ def _named_in(trees: Iterable[Mapping[str, Any]]) -> Iterator[Named]:
 
 
 def _templates(node: Any, key: str = "") -> Iterator[Named]:
-    """Of fine-tuning, wherever the file says `tuning.template`: in its section, or in a sweep."""
+    """Chat templates for fine-tuning, wherever `tuning.template` is set: in its section, or in a sweep."""
     if isinstance(node, Mapping):
         for name, value in node.items():
             yield from _templates(value, f"{key}.{name}")
@@ -378,7 +382,7 @@ def _templates(node: Any, key: str = "") -> Iterator[Named]:
 
 
 def _inside(path: Path, root: Path) -> str | None:
-    """The path from where the workflow runs, or from the clone; none for what is hidden (`.venv`) or elsewhere."""
+    """The path relative to the working folder or the clone; None if it is hidden (`.venv`) or elsewhere."""
     place = path.resolve()
     for folder in (Path.cwd().resolve(), root):
         if place.is_relative_to(folder):

@@ -1,6 +1,8 @@
 """`ro-crate-metadata.json` of a bundle: Workflow Run Crate 0.5 over RO-Crate 1.1.
 
-https://w3id.org/ro/wfrun/workflow/0.5 says what must be there.
+https:
+
+w3id.org/ro/wfrun/workflow/0.5 lists the requirements.
 """
 
 from __future__ import annotations
@@ -50,7 +52,7 @@ TYPES = {
 
 
 def make(asked: Asked, title: str | None, store: Path, out: Path) -> str:
-    """Write it, unless it contains names of this machine; return a one-line summary."""
+    """Write the bundle, unless it contains names of this machine; return a one-line summary."""
     machine = Private.here(Path(), store)
     files = collect(asked, machine)
     manifest = parse(BundleManifest, json.loads(files[MANIFEST]), MANIFEST)
@@ -73,7 +75,8 @@ def metadata(
     began: float | None,
     ended: float,
 ) -> dict[str, Any]:
-    """`began` and `ended`: of the experiment's steps, not of the bundle, so that it is the same again."""
+    """The metadata. `began` and `ended`: times of the experiment's steps, not of the bundle, so that it is
+    reproducible."""
     results = f"results/{manifest.experiment}/"
     action = f"#run-{manifest.experiment}"
     root = {
@@ -113,7 +116,7 @@ def metadata(
 
 
 def checksums(content: bytes) -> dict[str, str]:
-    """SHA-256 of every file by its name, as a bundle's metadata has it."""
+    """SHA-256 of every file by name, from a bundle's metadata."""
     graph = json.loads(content)["@graph"]
     return {unquote(entity["@id"]): entity["sha256"] for entity in graph if "contentSize" in entity}
 
@@ -136,7 +139,7 @@ def _contexts(manifest: BundleManifest) -> list[Entity]:
 
 
 def _image(image: Mapping[str, Any] | None) -> Entity | None:
-    """The container that the ranks ran in, where they did."""
+    """The container that the ranks ran in, if they did."""
     if not image or not image.get("digest") or image.get("runtime") in (None, "none", "venv"):
         return None
     return {
@@ -185,7 +188,7 @@ def _time(seconds: float) -> str:
 
 
 def experiment_times(results: Path, runs: Sequence[str]) -> tuple[float | None, float]:
-    """Begin of the first step and end of the last one, in seconds since 1970; the epoch where none has run."""
+    """Start of the first step and end of the last one, in seconds since 1970; 0 if none has run."""
     tables = [path for run in runs if (path := ExperimentFolder(results).run(run).steps_table).exists()]
     times = pd.concat([pd.read_parquet(path, columns=["time"])["time"] for path in tables]) if tables else pd.Series()
     return (None, 0.0) if times.empty else (float(times.min()), float(times.max()))

@@ -1,6 +1,5 @@
-"""What no bundle may contain: paths and names of this machine, and `recovery.notify`, because a webhook's address is a
-secret.
-"""
+"""What a bundle must not contain: paths and names of this machine, and `recovery.notify`, because a webhook's address
+is a secret."""
 
 from __future__ import annotations
 
@@ -17,48 +16,48 @@ import yaml
 
 HOSTS = {"host", "hosts", "hostname", "node", "node_list", "excluded_nodes"}  # names of JSON fields
 ROOT = Path(__file__).resolve().parents[4]  # of the code; the workflow may run in another folder
-_BEGIN, _END = r"(?<![\w.-])", r"(?![\w-]|\.\w)"  # `/home/ada.` ends a sentence, `/home/ada.old` is another folder
+_BEGIN, _END = r"(?<![\w.-])", r"(?![\w-]|\.\w)"  # `/home/ada.` ends a sentence, but `/home/ada.old` is another folder
 NOTIFY, SHORT = "recovery.notify", "notify"
 INSTEAD = "echo left out of the bundle"
 
 
 @dataclass(frozen=True)
 class Private:
-    """Paths and names of this machine, longest path first, with their replacements."""
+    """Paths and names of this machine, longest first, with their replacements."""
 
     paths: tuple[tuple[str, str], ...]
     user: str
-    own: tuple[str, ...] = ()  # of these, what nothing but this machine is called
+    own: tuple[str, ...] = ()  # those of them that only this machine can have
 
     @classmethod
     def here(cls, clone: Path, store: Path) -> Private:
         known = [(ROOT, "."), (clone, "."), (store, "store"), (Path.home(), "~")]
         found = {str(form): sign for path, sign in known for form in (path.absolute(), path.resolve())}
         found = {path: sign for path, sign in found.items() if len(path) > 1}
-        own = [path for path, sign in found.items() if sign != "store" and _is_deep(path)]  # `/root` is anybody's
+        own = [path for path, sign in found.items() if sign != "store" and _is_deep(path)]  # anybody can have `/root`
         return cls(tuple(sorted(found.items(), key=lambda item: -len(item[0]))), _user(), (*own, *_host()))
 
     def text(self, text: str) -> str:
-        """A text without paths of this machine."""
+        """A text without this machine's paths."""
         for path, sign in self.paths:
             text = re.sub(_word(path), sign, text)
         return re.sub(rf"(?<=/){re.escape(self.user)}{_END}", "user", text) if self.user else text
 
     def json(self, text: str) -> str:
-        """The same, and no names of hosts. A document without either stays as it is."""
+        """A JSON document without this machine's paths and host names; unchanged if it has none."""
         clean = self.text(text)
         document = json.loads(clean)
         hidden = _without_hosts(document)
         return clean if hidden == document else json.dumps(hidden, sort_keys=True, indent=1, ensure_ascii=False) + "\n"
 
     def traces(self, files: dict[str, bytes]) -> list[str]:
-        """Files in which the machine can still be seen: in results any path of it, in code what can be no other's."""
+        """Files with traces of this machine: in results any of its paths, in code only unique ones."""
         results, code = _pattern(path for path, _ in self.paths), _pattern(self.own)
         return [name for name, content in files.items() if (results if _made(name) else code).search(content)]
 
 
 def _user() -> str:
-    """Skip generic user names: root and nobody are common words in paths."""
+    """The user's name, unless it is generic: root and nobody are common words in paths."""
     try:
         name = getpass.getuser()
     except (KeyError, OSError):
@@ -67,7 +66,7 @@ def _user() -> str:
 
 
 def _host() -> list[str]:
-    """A host may be called `tiny` or `login`, which are words of the code too; `gpu-17` is none."""
+    """Whether a host's name is distinctive: `gpu-17` is, but `tiny` or `login` also occur in the code."""
     name = socket.gethostname().partition(".")[0]
     return [name] if re.search(r"[a-z].*[\d-]", name) and len(name) > 4 else []
 
@@ -77,14 +76,18 @@ def _made(name: str) -> bool:
 
 
 def _pattern(words: Iterable[str]) -> re.Pattern[bytes]:
-    """Any of the words; with none, nothing."""
+    """A pattern for any of the words; without words, it never matches."""
     return re.compile(("|".join(map(_word, words)) or "(?!)").encode())
 
 
 def _word(word: str) -> str:
-    """A path of several folders is itself after anything (`-I/home/ada`, JSON's `\\n/home/ada`); `/data` ends many."""
+    """A pattern for a host or a path.
+
+    A path of several folders may follow anything (`-I/home/ada`, JSON's `\\n/home/ada`). One folder may not, since many
+    other paths end in `/data`.
+    """
     if not word.startswith("/"):
-        return rf"{_BEGIN}{re.escape(word)}(?![\w-])"  # a host, whose domain may follow
+        return rf"{_BEGIN}{re.escape(word)}(?![\w-])"  # a host, perhaps followed by its domain
     return ("" if _is_deep(word) else _BEGIN) + re.escape(word) + _END
 
 
@@ -99,7 +102,7 @@ def _without_hosts(value: Any) -> Any:
 
 
 def _hidden(value: Any) -> Any:
-    """A name as `host`; numbers, and what isn't there, stay."""
+    """A host name replaced by `host`; numbers and missing values are unchanged."""
     if isinstance(value, str):
         return "host"
     if isinstance(value, Iterable) and not isinstance(value, dict):
@@ -108,7 +111,7 @@ def _hidden(value: Any) -> Any:
 
 
 def without_notify(name: str, content: bytes) -> bytes:
-    """A configuration, or a JSON file of the results, with another command in its place; all else stays as it is."""
+    """A configuration, or a JSON file of the results, with another notify command, and otherwise unchanged."""
     if name.endswith((".yaml", ".yml")):
         return _of_yaml(content)
     return _of_json(content) if name.endswith(".json") and b"notify" in content else content
@@ -140,7 +143,7 @@ def _instead(value: Any) -> Any:
 
 
 def _of_yaml(content: bytes) -> bytes:
-    """By the places of the values in the text, so that comments and order stay."""
+    """YAML, changed at the values' positions in the text, so that comments and order are kept."""
     text = content.decode()
     spans = sorted(span for document in yaml.compose_all(text) for span in _spans(document))
     for start, end, is_block in reversed(spans):

@@ -1,4 +1,4 @@
-"""Rebuild a bundle's results with the bundle's code, in separate folders, and compare them file by file.
+"""Rebuilds a bundle's results with the bundle's code, in separate folders, and compares them file by file.
 
 Measured times always differ and are left out.
 """
@@ -43,7 +43,7 @@ WITHOUT_TIMES = "equal, but for measured times"
 
 
 def opened(path: Path) -> tuple[Archive, BundleManifest]:
-    """A bundle whose files are those that its metadata describes, and what it says about itself."""
+    """A bundle whose files match its metadata, and its manifest."""
     files = Archive(path)
     if missing := [name for name in (MANIFEST, METADATA) if name not in files]:
         raise InputError(f"{path}: is not a bundle of this project: it has no {missing[0]}")
@@ -59,7 +59,7 @@ def opened(path: Path) -> tuple[Archive, BundleManifest]:
 
 
 def claim(folder: Path) -> None:
-    """Mark a new or empty folder as one to work in: only what is below a marked one is ever removed."""
+    """Mark a new or empty folder as a working folder: only files below a marked folder are ever removed."""
     marker = folder / MARKER
     if marker.is_file():
         return
@@ -77,7 +77,7 @@ def report_again(files: Archive, manifest: BundleManifest, folder: Path) -> list
     if folder.exists():
         shutil.rmtree(folder)
     files.unpack((name for name in files if f"{results}/report/" not in name), folder)
-    earlier = "workflow/scripts/report.py"  # in bundles that were made before `megaboa report`
+    earlier = "workflow/scripts/report.py"  # in bundles from before `megaboa report`
     command = [earlier] if earlier in files else ["workflow/scripts/megaboa", "report"]
     command += ["--settings", f"{results}/specs/report.json"]
     command += ["--captions", "workflow/report/captions.yaml", "--out", f"{results}/report/index.html"]
@@ -90,12 +90,12 @@ def run_again(files: Archive, manifest: BundleManifest, folder: Path) -> list[Co
     experiment = manifest.experiment
     files.unpack((name for name in files if not name.startswith("results/")), folder)
     command = ["-m", "snakemake", "--profile", "profiles/local", "--configfile", *manifest.config]
-    if len(manifest.device) == 1:  # which the configuration may have left open
+    if len(manifest.device) == 1:  # the configuration may leave it open
         command += ["--config", f"device={manifest.device[0]}"]
     try:
         _python(command, folder, f"the experiment did not run to its end; its results so far are in {folder}")
     except InputError:
-        # A report that says FAIL ends the call with an error too, as it did where the bundle was made.
+        # A report that says FAIL also ends the call with an error, as it did when the bundle was made.
         if not (ExperimentFolder(folder / "results" / experiment).checks).exists():
             raise
     corpora = [f"*/data/{name}" for name in _corpora(files, experiment)]
@@ -114,7 +114,7 @@ def _corpora(files: Archive, experiment: str) -> list[str]:
 
 
 def other_packages(manifest: BundleManifest) -> list[str]:
-    """Packages that the bundle was made with, and that have another version here, or none."""
+    """Packages of the bundle that have another version here, or are missing."""
     here = {_name(package.name): package.version for package in importlib.metadata.distributions() if package.name}
     made_with = {_name(name): version for name, version in manifest.environment.packages.items()}.items()
     return [
@@ -129,7 +129,8 @@ def _name(package: str) -> str:
 
 
 def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
-    """Foreign code gets no secrets, of any length: unlike in `secrets_in`, a short password counts too."""
+    """An environment for foreign code, without secrets of any length: unlike `secrets_in`, it also drops short
+    passwords."""
     return {
         name: value for name, value in environment.items() if not is_secret_name(name) and not has_credentials(value)
     }
@@ -150,7 +151,7 @@ def _below(folder: Path, part: str) -> Files:
 @dataclass(frozen=True)
 class Compared:
     name: str
-    verdict: str  # equal, equal but for times, different, missing
+    verdict: str  # equal, equal except times, different, missing
 
     @property
     def good(self) -> bool:
@@ -158,7 +159,7 @@ class Compared:
 
 
 def compare(bundle: Mapping[str, bytes], rebuilt: Mapping[str, bytes], patterns: Iterable[str]) -> list[Compared]:
-    """Every file of the bundle that matches a pattern, in its order, compared with the rebuilt one."""
+    """Every file of the bundle that matches a pattern, compared with the rebuilt one."""
     patterns = list(patterns)
     names = [name for name in sorted(bundle) if any(fnmatchcase(name, pattern) for pattern in patterns)]
     return [Compared(name, _verdict(name, bundle[name], rebuilt.get(name))) for name in names]
@@ -182,7 +183,7 @@ def _verdict(name: str, ours: bytes, theirs: bytes | None) -> str:
 
 
 def _steps(content: bytes) -> tuple[Any, bool]:
-    """Every step as it counted at last, to the last bit; not when, and in which attempt."""
+    """Every step as it finally counted, to the last bit, without its time and attempt."""
     table = pd.read_parquet(io.BytesIO(content))
     table = table[~table["replayed"]].drop(columns=["attempt", "replayed"])
     return _without_times(table)
@@ -199,7 +200,7 @@ def _without_times(table: pd.DataFrame) -> tuple[Any, bool]:
 
 
 def _fields(*names: str) -> Callable[[bytes], tuple[Any, bool]]:
-    """Of a manifest, the fields that say what was made; the rest is where and when."""
+    """A reader for the fields of a manifest that say what was made, and not where and when."""
 
     def read(content: bytes) -> tuple[Any, bool]:
         document = json.loads(content)
@@ -209,7 +210,7 @@ def _fields(*names: str) -> Callable[[bytes], tuple[Any, bool]]:
 
 
 def _export(content: bytes) -> tuple[Any, bool]:
-    """Weights, configuration and tokenizer by their checksums; the model card also names a commit."""
+    """Checksums of weights, configuration and tokenizer, without the model card, which names a commit."""
     document = json.loads(content)
     files = {name: digest for name, digest in document["files"].items() if name != CARD}
     return (document["iteration"], files), False
@@ -218,7 +219,7 @@ def _export(content: bytes) -> tuple[Any, bool]:
 READERS: dict[str, Callable[[bytes], tuple[Any, bool]]] = {
     "*/metrics/steps.parquet": _steps,
     "*/report/data/*.tsv": _table,
-    # Not the identity: it hashes paths as they were typed, which are others in a bundle. run.json is compared itself.
+    # Not the identity: it includes paths as typed, which differ in a bundle. run.json is compared separately.
     "*/runs/*/train.json": _fields("iteration", "world_size"),
     "*/runs/*/export.json": _export,
     "*/data/*.json": _fields("digest"),

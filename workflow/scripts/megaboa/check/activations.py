@@ -1,7 +1,8 @@
-"""Bytes that a micro-batch leaves in every layer for the backward pass: with Transformer Engine and flash attention.
+"""Bytes of activations that a micro-batch leaves in every layer for the backward pass, with Transformer Engine and
+flash attention.
 
-What is kept follows the code: inputs of norms and of matrix products, queries, keys and values, masks of dropout. Full
-recomputation keeps a layer's input alone; selective recomputation drops the parts that it names.
+The counts follow the code: inputs of norms and of matrix products, queries, keys and values, dropout masks. Full
+recomputation only keeps a layer's input; selective recomputation drops the parts that it names.
 """
 
 from __future__ import annotations
@@ -14,33 +15,33 @@ from megaboa.check.facts import Facts
 from megaboa.check.parameters import is_sparse, vocabulary_rows
 from megaboa.check.stages import Stage
 
-# Bytes for each logit while the loss is calculated: the logits, their exponentials and their gradient. "ours", which is
-# megaboa.bridge.kernels "loss", keeps the first and the last, in 16 bits each; so does Transformer Engine since 2.18
-# (triton/cross_entropy.py, cross_entropy_forward).
+# Bytes per logit during the loss: logits, their exponentials and their gradient. "ours" (megaboa.bridge.kernels "loss")
+# keeps only the first and the last, in 16 bits each; so does Transformer Engine since 2.18 (triton/cross_entropy.py,
+# cross_entropy_forward).
 LOSS_BYTES = {"native": 10, "te": 4, "unfused": 14, "ours": 4}
-# Bytes for each value of a layer's input on a rank, in block-wise FP8: what the last backward pass gathered from other
-# tensor ranks, and has not freed yet. Fitted: 5.4 in a snapshot of 8 layers, 2.5 explain a run of 32.
+# Bytes per value of a layer's input on a rank, in block-wise FP8: gathered from other tensor ranks by the last backward
+# pass, and not freed yet. Fitted: 5.4 in a snapshot of 8 layers, 2.5 explain a run of 32.
 LEFT_BY_GATHERS = 3
 LOW = {"fp8": 1.0, "mxfp8": 1.0 + 1 / 32, "nvfp4": 0.5 + 1 / 16}  # bytes per value, scales included
 
 
 def stage_bytes(f: Facts, stage: Stage) -> float:
-    """Of all layers of one rank, and one micro-batch."""
-    last = (f.model.layers or 1) - 1  # after which layers for multi-token prediction are made
+    """Bytes for all layers of one rank, and one micro-batch."""
+    last = (f.model.layers or 1) - 1  # multi-token prediction layers are modelled on the last layer
     kept_whole = f.kernels.recompute != "full" or f.kernels.recompute_method == "block"  # megatron-core skips them
     prediction = layer_bytes(f, last) if kept_whole else _input_bytes(f)
     return sum(_chunk_bytes(f, chunk) for chunk in stage.chunks) + stage.mtp * prediction
 
 
 def left_bytes(f: Facts, stage: Stage) -> float:
-    """What the last backward pass has not freed."""
+    """Bytes that the last backward pass has not freed yet."""
     if not _gathers_blocks(f) or f.is_frozen:
         return 0.0
     return LEFT_BY_GATHERS * len(stage.layers) * _tokens(f) * (f.model.hidden or 0) / _shared(f)
 
 
 def _chunk_bytes(f: Facts, layers: Sequence[int]) -> float:
-    """Recomputed are the first so many layers of a virtual stage (block), or so many at a time (uniform)."""
+    """Bytes for a virtual stage. Recomputation covers its first N layers (block), or groups of N layers (uniform)."""
     inputs, kept = 0, layers
     if f.kernels.recompute == "full":
         size = f.kernels.recompute_layers or 1
@@ -48,19 +49,19 @@ def _chunk_bytes(f: Facts, layers: Sequence[int]) -> float:
         inputs = min(size, len(layers)) if block else -(-len(layers) // size)
         kept = layers[size:] if block else ()
     if f.kernels.cpu_offloading and len(kept) > f.kernels.offloaded_layers > 0:
-        kept = kept[f.kernels.offloaded_layers - 1 :]  # in the host's memory, but for one that is on its way
+        kept = kept[f.kernels.offloaded_layers - 1 :]  # offloaded to the host's memory, except one layer in transit
     numbers = Counter(_kind(f, layer) for layer in kept)
     each = sum(numbers[kind] * layer_bytes(f, layer) for kind, layer in _by_kind(f, kept).items())
     return inputs * _input_bytes(f) + each
 
 
 def _kind(f: Facts, layer: int) -> tuple[bool, bool]:
-    """Layers of one kind take the same."""
+    """Key for layers with the same activations."""
     return is_sparse(f.model, layer), in_low_precision(f, layer)
 
 
 def _by_kind(f: Facts, layers: Iterable[int]) -> dict[tuple[bool, bool], int]:
-    """One layer of each."""
+    """One layer of each kind."""
     return {_kind(f, layer): layer for layer in layers}
 
 
@@ -69,12 +70,12 @@ def _input_bytes(f: Facts) -> float:
 
 
 def layer_bytes(f: Facts, layer: int) -> float:
-    """Of one layer that is not calculated again as a whole."""
+    """Bytes for one layer that isn't recomputed as a whole."""
     return attention_bytes(f, layer) + (moe_bytes(f, layer) if is_sparse(f.model, layer) else mlp_bytes(f, layer))
 
 
 def recomputed_bytes(f: Facts, stage: Stage) -> float:
-    """What comes back for the layers, or the parts of one, that are being calculated again."""
+    """Bytes that exist again while layers, or parts of one, are recomputed."""
     layers = _by_kind(f, stage.layers).values()
     if f.kernels.recompute == "selective":
         whole = dataclasses.replace(f, kernels=dataclasses.replace(f.kernels, recompute=None))
@@ -87,7 +88,7 @@ def recomputed_bytes(f: Facts, stage: Stage) -> float:
 
 
 def attention_bytes(f: Facts, layer: int = 0) -> float:
-    """The first half of a layer: norm, queries, keys, values, what attention gives, mask of dropout."""
+    """The first half of a layer: norm, queries, keys, values, output of attention, dropout mask."""
     model, tokens = f.model, _tokens(f)
     hidden, width, tp = model.hidden or 0, _width(f), f.layout.tp
     low = _low(f, layer)
@@ -98,8 +99,11 @@ def attention_bytes(f: Facts, layer: int = 0) -> float:
 
 
 def _grouped(f: Facts) -> float:
-    """Per token: queries, keys, values, and the output. What rotary positions turn isn't kept (Transformer Engine's
-    rope.py, FusedRoPEFunc), unless queries and keys were normed before: then these are kept both ways."""
+    """Bytes per token for queries, keys, values, and the output.
+
+    Inputs of rotary positions aren't kept (Transformer Engine's rope.py, FusedRoPEFunc), unless queries and keys have
+    norms: then both versions are kept.
+    """
     model, width, tp = f.model, _width(f), f.layout.tp
     head, heads = model.head_dim or 0, model.heads or 0
     groups = max(model.kv_groups or heads, tp)
@@ -108,7 +112,7 @@ def _grouped(f: Facts) -> float:
 
 
 def _latent(f: Facts) -> float:
-    """Per token: compressed queries and keys (with their norms), and all heads' parts."""
+    """Bytes per token for compressed queries and keys (with their norms), and the parts of all heads."""
     model, width, tp = f.model, _width(f), f.layout.tp
     no_position, position, value = model.qk_head_dim or 0, model.qk_position_dim or 0, model.v_head_dim or 0
     compressed = (2 * (model.q_rank or 0) + 2 * (model.kv_rank or 0) + position) / _shared(f)
@@ -130,9 +134,9 @@ def mlp_bytes(f: Facts, layer: int = 0) -> float:
 
 
 def moe_bytes(f: Facts, layer: int = 0) -> float:
-    """The second half of a sparse layer: routing, tokens as they were sent to experts, experts, the shared expert.
+    """The second half of a sparse layer: routing, tokens sent to experts, experts, the shared expert.
 
-    Tokens are taken to be spread evenly over experts.
+    Tokens are assumed to be spread evenly over experts.
     """
     model, width = f.model, _width(f)
     tokens, hidden = _tokens(f) / _shared(f), model.hidden or 0
@@ -150,9 +154,12 @@ def moe_bytes(f: Facts, layer: int = 0) -> float:
 
 
 def _feed_forward(f: Facts, ffn: int, low: float, routed: bool = False) -> float:
-    """Per token: what the first product gives, and what the activation makes of it. Where that isn't one kernel, its
-    gates are kept, what they multiply (a copy: an offset is added), and of an expert's also what the router's
-    probability weights (megatron-core, mlp.py and experts.py, glu)."""
+    """Bytes per token for the outputs of the first product and of the activation.
+
+    If the activation isn't a single kernel, its gates are kept too, as well as the values that they multiply (a copy,
+    because an offset is added), and for experts the input of the multiplication with the router's probability
+    (megatron-core, mlp.py and experts.py, glu).
+    """
     width, gated = _width(f), f.model.gated
     before = ffn * width * (2 if gated else 1)
     if routed and _drops("moe_act", f):
@@ -162,20 +169,22 @@ def _feed_forward(f: Facts, ffn: int, low: float, routed: bool = False) -> float
 
 
 def logits_bytes(f: Facts) -> float:
-    """While the loss of a micro-batch is calculated, on the last stage."""
+    """Bytes while a micro-batch's loss is calculated, on the last stage."""
     kernel = f.kernels.loss_kernel if f.kernels.fused_loss else "unfused"
     return _tokens(f) * vocabulary_rows(f) / f.layout.tp * LOSS_BYTES.get(kernel, LOSS_BYTES["unfused"])
 
 
 def logits_gradient_bytes(f: Facts) -> float:
-    """When the backward pass begins, on the last stage."""
+    """Bytes at the beginning of the backward pass, on the last stage."""
     return _tokens(f) * vocabulary_rows(f) / f.layout.tp * _width(f)
 
 
 def backward_bytes(f: Facts, stage: Stage) -> float:
-    """Gradients inside the layer on which the backward pass works. In a dense layer most is there when the activation's
-    gradient is calculated: it, that of its input and that of the layer's output, less the second product's input, which
-    is freed by then. For experts nothing is subtracted."""
+    """Bytes of gradients inside the layer that the backward pass works on.
+
+    In a dense layer the peak is at the activation's gradient: that gradient, those of the activation's input and of the
+    layer's output, less the second product's input, which is freed by then. For experts nothing is subtracted.
+    """
     widest = 0.0
     for layer in _by_kind(f, stage.layers).values():
         model, hidden, width = f.model, f.model.hidden or 0, _width(f)
@@ -190,7 +199,7 @@ def backward_bytes(f: Facts, stage: Stage) -> float:
 
 
 def _tokens(f: Facts) -> float:
-    """Of a micro-batch on one context rank."""
+    """Tokens of a micro-batch on one context rank."""
     return (f.training.seq_length or 0) * (f.training.mbs or 1) / f.layout.cp
 
 
@@ -200,9 +209,12 @@ def _shared(f: Facts) -> int:
 
 
 def _normed(f: Facts, low: float) -> float:
-    """Bytes per value of what a norm gives. An adapter keeps it in 16 bits and as it was gathered; Transformer Engine
-    then keeps what it would without adapters, too (layernorm_linear.py, ln_out_to_save), unless it is the same."""
-    by_columns = low if _gathers_blocks(f) else 0.0  # rows are gathered, and columns are for the backward pass
+    """Bytes per value of a norm's output.
+
+    Adapters keep it in 16 bits and gathered. In addition, Transformer Engine keeps what it would keep without adapters
+    (layernorm_linear.py, ln_out_to_save), unless it is the same.
+    """
+    by_columns = low if _gathers_blocks(f) else 0.0  # rows are gathered, and columns are kept for the backward pass
     own = _kept("layernorm", f, low + by_columns) / _shared(f)
     if not f.is_frozen:
         return own
@@ -210,8 +222,8 @@ def _normed(f: Facts, low: float) -> float:
 
 
 def _gathers_blocks(f: Facts) -> bool:
-    """Whether tensor ranks gather what norms give in block-wise FP8, of which both forms are kept (seen in a snapshot
-    of an H200's memory)."""
+    """Whether tensor ranks gather norms' outputs in block-wise FP8: then rows and columns are both kept (seen in a
+    memory snapshot of an H200)."""
     return "subchannel" in (f.training.precision or "") and _shared(f) > 1
 
 
@@ -220,7 +232,7 @@ def _width(f: Facts) -> int:
 
 
 def _low(f: Facts, layer: int) -> float:
-    """Bytes per value of what matrix products keep of their input, quantized in some layers."""
+    """Bytes per value of the inputs that matrix products keep, which are quantized in some layers."""
     if not in_low_precision(f, layer):
         return _width(f)
     precision = f.training.precision or ""
@@ -228,7 +240,8 @@ def _low(f: Facts, layer: int) -> float:
 
 
 def in_low_precision(f: Facts, layer: int) -> bool:
-    """Bridge's current scaling leaves the first and the last layer in bf16, unless told otherwise."""
+    """Whether a layer is in low precision: with current scaling, Bridge by default leaves the first and the last one in
+    bf16."""
     ends = f.training.bf16_ends and "fp8_current" in (f.training.precision or "")
     return not ends or layer not in (0, (f.model.layers or 1) - 1)
 

@@ -1,4 +1,4 @@
-"""Adapters of LoRA and DoRA: which of Megatron's layers a target names, and how many parameters they add."""
+"""LoRA and DoRA adapters: the layers that a target matches, and the number of added parameters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LATENT = (
     *("linear_kv_down_proj", "linear_kv_up_proj", "linear_proj"),
 )
 FEED_FORWARD = ("linear_fc1", "linear_fc2")
-# What the library peft, and Hugging Face's models, call them.
+# Names used by the library peft, and by Hugging Face's models.
 OF_PEFT = {
     **dict.fromkeys(("q_proj", "k_proj", "v_proj", "qkv_proj"), "linear_qkv"),
     "o_proj": "linear_proj",
@@ -27,7 +27,8 @@ OF_PEFT = {
 
 
 def matches(target: str, path: str) -> bool:
-    """As Bridge's ModuleMatcher: a layer's own name, or its whole path, where `*` stands for any text."""
+    """Whether a target matches a layer, as in Bridge's ModuleMatcher: by its own name, or its whole path, with `*` as
+    wildcard."""
     return target == path.rpartition(".")[2] or re.fullmatch(target.replace("*", "(.*)"), path) is not None
 
 
@@ -39,7 +40,7 @@ def of_model(f: Facts) -> float:
 
 
 def of_stage(f: Facts, stage: Stage) -> float:
-    """Parameters of adapters on one rank of a stage: a wide and a narrow matrix for every layer that has one."""
+    """Parameters of adapters on one rank of a stage: a wide and a narrow matrix for every adapted layer."""
     rank, magnitudes = f.training.adapter_rank or 0, f.training.adapter_magnitudes
     sizes = [
         rank * (inputs + outputs) + magnitudes * outputs
@@ -59,7 +60,7 @@ def _decoder(layers: Iterable[int]) -> list[str]:
 
 
 def _layers(model: Model, block: str) -> Iterator[tuple[str, int, int]]:
-    """What adapters can be added to in a layer of the model: paths, inputs and outputs."""
+    """Places for adapters in a layer of the model: paths, inputs and outputs."""
     for name, (inputs, outputs) in _attention(model).items():
         yield f"{block}.self_attention.{name}", inputs, outputs
     hidden, ffn = model.hidden or 0, model.ffn or 0

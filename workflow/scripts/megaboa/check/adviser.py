@@ -1,4 +1,4 @@
-"""Which layouts of a model on so many GPUs are legal, fit, and would be fastest by the model of speed."""
+"""The legal layouts of a model on a number of GPUs that fit, ordered by predicted speed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Advice:
 
     @property
     def values(self) -> Tree:
-        """The keys of the experiment that make this layout."""
+        """The keys of the experiment for this layout."""
         layout, kernels = self.facts.layout, self.facts.kernels
         sizes = {name: getattr(layout, name) for name in NAMES}
         found: Tree = {f"parallel.{name}": size for name, size in sizes.items() if size not in (1, None)}
@@ -48,8 +48,10 @@ class Advice:
 
 
 def advise(f: Facts, top: int = 8, known: Calibration | None = None) -> list[Advice]:
-    """The fastest layouts first; of one layout the best micro-batch, recomputed only where that is faster. `known`: the
-    calibration; else the one of the GPU is taken."""
+    """The fastest layouts, each with its best micro-batch, and with recomputation only if that is faster.
+
+    `known`: the calibration to use; default: the GPU's.
+    """
     best: dict[tuple[Any, ...], Advice] = {}
     limit = fit.capacity(str(f.cluster.gpu))
     known = known or calibration.of(f.cluster.gpu)
@@ -65,7 +67,7 @@ def advise(f: Facts, top: int = 8, known: Calibration | None = None) -> list[Adv
 
 
 def candidates(f: Facts, shortest: int = 4096) -> Iterator[Facts]:
-    """Every legal layout: tensor ranks inside a node, powers of two elsewhere. `shortest`: tokens of a context rank."""
+    """Every legal layout, with tensor ranks inside a node. `shortest`: minimum number of tokens on a context rank."""
     gpus, world = f.cluster.gpus_per_node, f.cluster.nodes * f.cluster.gpus_per_node
     layers = f.model.layers or 1
     tensor = [tp for tp in _powers(gpus) if gpus % tp == 0]
@@ -81,7 +83,7 @@ def candidates(f: Facts, shortest: int = 4096) -> Iterator[Facts]:
 
 
 def _filled(f: Facts) -> Iterator[Facts]:
-    """With every micro-batch that divides the batch, with and without recomputation."""
+    """The layout with every micro-batch size that divides the batch, with and without recomputation."""
     for mbs, kernels in product(MICRO_BATCHES, ({}, FULL)):
         training = dataclasses.replace(f.training, mbs=mbs)
         found = dataclasses.replace(f, training=training, kernels=dataclasses.replace(f.kernels, **kernels))
@@ -100,7 +102,7 @@ def _interleaved(layers: int, pp: int) -> list[int | None]:
 
 
 def yaml(found: list[Advice]) -> str:
-    """A sweep over the layouts, to be put into an experiment."""
+    """A sweep over the layouts, to be pasted into an experiment."""
     lines = ["sweep:", "  runs:"]
     for one in found:
         values = ", ".join(f"{key}: {_scalar(value)}" for key, value in one.values.items())

@@ -1,4 +1,4 @@
-"""The calibration of a GPU: the experiment's own, as `megaboa calibrate` wrote it, or else the one that is shipped."""
+"""The calibration of a GPU: the experiment's own, as written by `megaboa calibrate`, or else the shipped one."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from megaboa import peaks, records
 from megaboa.errors import InputError
 from megaboa.records import Calibration, HeldBack, Law
 
-FOLDER = Path("calibrations")  # of the user's working directory
+FOLDER = Path("calibrations")  # in the user's working directory
 SHIPPED = Path(__file__).parent / "calibrations"
-SAME = {"h800": "h100"}  # by processors and memory; its slower links are not known
-NEAREST = {"gb200": "b200", "gb300": "b200", "b300": "b200"}  # of which a GPU is a multiple that nobody measured
+SAME = {"h800": "h100"}  # same processors and memory; its links are slower, but by how much isn't known
+NEAREST = {"gb200": "b200", "gb300": "b200", "b300": "b200"}  # measured GPU that an unmeasured one is scaled from
 
 
 def of(gpu: str | None) -> Calibration | None:
-    """By the name in resources.gpu, as h100-80g; None where nothing is known of the GPU."""
+    """The calibration of a GPU named as in resources.gpu, such as h100-80g; None if nothing is known about it."""
     kind = (gpu or "").split("-")[0]
     for path in (FOLDER / f"{kind}.json", SHIPPED / f"{SAME.get(kind, kind)}.json"):
         if path.exists():
@@ -31,14 +31,15 @@ def name(gpu: str | None) -> str:
 
 
 def short(gpu: str | None, is_uncertain: bool) -> str:
-    """Which one, and how far its predictions of such runs were off that it wasn't fitted to (`speed.is_uncertain`)."""
+    """Name of the calibration, with its median error for such runs among those that it wasn't fitted to
+    (`speed.is_uncertain`)."""
     found = of(gpu)
     held = found and (found.held_back_by_host if is_uncertain else found.held_back)
     return f"{name(gpu)} ({f'off by {held.median:.0%}' if held else 'never checked'})"
 
 
 def told(gpu: str | None) -> str:
-    """The same of all runs."""
+    """The calibration with its errors for all kinds of runs."""
     found = of(gpu)
     if found is None:
         return f"no calibration of {gpu}"
@@ -61,7 +62,7 @@ def _read(path: Path, _changed: int) -> Calibration:
         if not (found.products and found.layer and {"forward", "backward"} <= found.attention.keys()):
             raise ValueError("it lacks products, layers or attention")
         return found
-    except ValueError as error:  # of JSON and of records too
+    except ValueError as error:  # includes invalid JSON and records
         raise InputError(
             f"{path} is not a calibration ({error}): remove it, or call `megaboa calibrate` again"
         ) from None
@@ -69,7 +70,7 @@ def _read(path: Path, _changed: int) -> Calibration:
 
 @functools.cache
 def _scaled(kind: str) -> Calibration:
-    """Everything but links and host by the data sheets' operations per second."""
+    """Calibration of the nearest measured GPU, scaled by data sheets' operations per second, except links and host."""
     nearest = NEAREST.get(kind, "h100")
     known = records.read(Calibration, SHIPPED / f"{nearest}.json")
     share = (peaks.operations(kind) or 0.0) / (peaks.operations(nearest) or 1.0)

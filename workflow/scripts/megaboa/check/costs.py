@@ -1,4 +1,4 @@
-"""What a run costs: tokens, operations, time, GPU-hours, and room on disk."""
+"""The costs of a run: tokens, operations, time, GPU-hours, and disk space."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from megaboa.check import adapters, calibration, flops, memory, parameters, spee
 from megaboa.check.facts import Facts
 from megaboa.records import RunSpec, Summary, Tree
 
-# Of a run's training what decides how long its steps take.
+# The keys of a run's training that determine the time of a step.
 SIZES = ("global_batch_size", "micro_batch_size", "seq_length", "precision")
 
 
 @dataclass(frozen=True)
 class Correction:
-    """By how much earlier runs of this model on this GPU took longer than predicted; the median of so many."""
+    """Median factor by which earlier runs of this model on this GPU took longer than predicted, and their number."""
 
     ratio: float
     runs: int
@@ -29,7 +29,7 @@ class Correction:
 
 @dataclass(frozen=True)
 class History:
-    """Of all experiments' runs that passed: seconds per step of runs like one, and corrections of a model's."""
+    """Measurements from all experiments' passed runs: seconds per step by speed key, and corrections by model key."""
 
     seconds: dict[str, float] = field(default_factory=dict)
     corrections: dict[str, Correction] = field(default_factory=dict)
@@ -40,8 +40,8 @@ class History:
 
 @dataclass(frozen=True)
 class Costs:
-    """None means unknown. `source` says where the step time comes from; `predicted` is what the model of speed says,
-    whatever else is known."""
+    """Costs of a run; None means unknown. `source`: origin of the step time; `predicted`: the speed model's, in any
+    case."""
 
     tokens: int
     flops: float
@@ -51,7 +51,7 @@ class Costs:
     ranks: int
     iters: int
     checkpoint_bytes: float
-    checkpoints: int  # at the most at one time
+    checkpoints: int  # maximum number at a time
     export_bytes: float
 
     @property
@@ -75,9 +75,9 @@ def of_run(
     mfu: float | None = None,
     exported: bool = False,
 ) -> Costs | None:
-    """`given`: seconds per step that the experiment says; `earlier`: what its `History` says of the run.
+    """The costs of a run. `given`: seconds per step in the experiment; `earlier`: the run's entry in the `History`.
 
-    Without them the model of speed says how long a step takes, or the share `mfu` of the peak where that is set.
+    Without these, step times come from the speed model, or from `mfu`, a share of the peak, if that is set.
     """
     if not memory.is_known(f) or f.training.iters is None or f.training.gbs is None:
         return None
@@ -127,14 +127,14 @@ def _step_seconds(
 
 
 def _checkpoints(f: Facts) -> int:
-    """While one is written, those to be kept are still there."""
+    """Maximum number of checkpoints: while one is written, all that are kept still exist."""
     interval, iters, keep = f.training.save_interval, f.training.iters or 0, f.training.keep_last
     saves = 0 if interval == 0 else 1 if interval is None else math.ceil(iters / interval)
     return saves if keep is None else min(saves, keep + 1)
 
 
 def history(results: Path) -> History:
-    """From the summaries of all experiments' runs that passed, and what their preflights had predicted."""
+    """History from the summaries of all experiments' passed runs, and the predictions of their preflights."""
     seconds: dict[str, list[float]] = {}
     ratios: dict[str, list[float]] = {}
     predicted_in = functools.cache(_predicted_in)
@@ -144,7 +144,7 @@ def history(results: Path) -> History:
         planned = folder.file("run").exists() and folder.file("launch").exists()
         if summary.state != "PASS" or not timed or not planned:
             continue
-        if folder.summary.stat().st_mtime < folder.file("run").stat().st_mtime:  # the run has been changed since
+        if folder.summary.stat().st_mtime < folder.file("run").stat().st_mtime:  # the run was changed after that
             continue
         run, gpu = folder.run, folder.launch.gpu
         seconds.setdefault(speed_key(run, gpu), []).append(timed.median)
@@ -158,8 +158,8 @@ def history(results: Path) -> History:
 
 
 def _predicted_in(table: Path, by: str) -> dict[str, float]:
-    """Seconds per step by run, as the model of speed had them with the calibration of today: what an earlier one was
-    off says nothing of this one's errors."""
+    """Predicted seconds per step by run, if made with the present calibration: errors of an earlier calibration say
+    nothing about the present one."""
     if not table.exists():
         return {}
     with table.open(encoding="utf-8", newline="") as stream:
@@ -169,7 +169,7 @@ def _predicted_in(table: Path, by: str) -> dict[str, float]:
 
 
 def speed_key(run: RunSpec, gpu: str | None) -> str:
-    """What decides the speed: neither names, nor seeds and learning rates, nor how many steps there are."""
+    """Key for runs with the same speed: without names, seeds, learning rates and numbers of steps."""
     sizes = {name: run.training.get(name) for name in SIZES}
     same = {name: getattr(run, name) for name in ("parallel", "world_size", "device", "overrides")}
     tuned = {"task": run.task, "tuning": {**run.tuning, "template": None}} if run.is_tuned else {}
@@ -177,7 +177,7 @@ def speed_key(run: RunSpec, gpu: str | None) -> str:
 
 
 def model_key(run: RunSpec, gpu: str | None) -> str:
-    """A model in a precision on a GPU, in whichever layout and batch; another where adapters alone are trained."""
+    """Key for a model in a precision on a GPU, in any layout and batch; training only adapters has a key of its own."""
     task = {"task": run.task} if run.has_adapters else {}
     return files.digest({"model": _model(run), "precision": run.training.get("precision"), "gpu": gpu, **task})
 
@@ -188,7 +188,7 @@ def _model(run: RunSpec) -> Tree:
 
 @dataclass(frozen=True)
 class Total:
-    """Of a plan; `unknown` runs have unknown costs and are missing from the sums."""
+    """Total of a plan. `unknown`: number of runs with unknown costs, which the sums don't include."""
 
     tokens: int
     flops: float
@@ -218,7 +218,7 @@ def bytes_of(text: str) -> float:
 
 
 def over_budget(found: Total, gpu_hours: float | None, disk: str | None) -> dict[str, str]:
-    """Exceeded limits: the key, and by how much."""
+    """Exceeded limits: the key, and a message."""
     missing = f" (without {found.unknown} runs of which that isn't known)" if found.unknown else ""
     problems = {}
     if gpu_hours is not None and found.gpu_hours > gpu_hours:

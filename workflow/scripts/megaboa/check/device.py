@@ -1,4 +1,4 @@
-"""What a run can't be on a device for, whatever else is right with it."""
+"""Rules about settings that the device doesn't support, whatever the rest of the run."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Input of the rules: numbers and names of one run, from any source.
 
-None means not known yet. Each has its field in Bridge's ConfigContainer.
+None means not known yet. Each fact has its field in Bridge's ConfigContainer.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import Any
 from megaboa.layout import AXES, Layout
 from megaboa.records import Tree
 
-Precision = str  # as `training.precision`
+Precision = str  # a value of `training.precision`
 
 
 @dataclass(frozen=True)
 class Model:
-    """Sizes of a decoder. `vocab_rows` is what Megatron makes of `vocab_size`, padding included."""
+    """Sizes of a decoder. `vocab_rows`: rows after Megatron's padding of `vocab_size`."""
 
-    kind: str = "gpt"  # by model_kinds
+    kind: str = "gpt"  # a kind in model_kinds
     family: str | None = None
-    hybrid: bool = False  # parts that nothing here counts: a state space, embeddings for every layer
+    hybrid: bool = False  # has parts that aren't counted here: a state space, embeddings for every layer
     layers: int | None = None
     hidden: int | None = None
     ffn: int | None = None
@@ -31,30 +31,30 @@ class Model:
     head_dim: int | None = None
     vocab_size: int | None = None
     vocab_rows: int | None = None
-    vocab_multiple: int = 128  # times tp: what Bridge pads to
+    vocab_multiple: int = 128  # Bridge pads to this times tp
     max_length: int | None = None
     learned_positions: bool = False
     tied: bool | None = None
     gated: bool = True
     bias: bool = False
-    norm_bias: bool = False  # LayerNorm, not RMSNorm
-    qk_norm: bool = False  # of queries and keys, as Qwen3 has
+    norm_bias: bool = False  # LayerNorm instead of RMSNorm
+    qk_norm: bool = False  # norms of queries and keys, as in Qwen3
     dropout: float = 0.0
     # mixture of experts
     experts: int | None = None
     topk: int | None = None
     moe_ffn: int | None = None
     shared_ffn: int | None = None
-    moe_layers: tuple[bool, ...] | None = None  # which layers are sparse; None: all, where there are experts
+    moe_layers: tuple[bool, ...] | None = None  # which layers are sparse; None: all, if there are experts
     # multi-head latent attention
     latent: bool = False
     q_rank: int | None = None
     kv_rank: int | None = None
-    qk_head_dim: int | None = None  # without positions
+    qk_head_dim: int | None = None  # head size without positions
     qk_position_dim: int | None = None
     v_head_dim: int | None = None
     mtp_layers: int = 0
-    # what it starts from
+    # where the model starts from
     tokenizer_vocab: int | None = None
     pretrained: bool = False
     source_tied: bool | None = None
@@ -69,7 +69,7 @@ class Training:
     iters: int | None = None
     gbs: int | None = None
     mbs: int | None = None
-    rampup: list[int] | None = None  # of the batch: its start, increment and samples
+    rampup: list[int] | None = None  # of the batch size: start, increment and samples
     eval_gbs: int | None = None
     eval_mbs: int | None = None
     seq_length: int | None = None
@@ -77,21 +77,21 @@ class Training:
     decay_iters: int | None = None
     save_interval: int | None = None
     keep_last: int | None = None
-    copied_every: int | None = None  # to the nodes (checkpoint.local); None: never
+    copied_every: int | None = None  # interval of copies to the nodes (checkpoint.local); None: never
     copied_to_partner: bool = False
     task: str = "pretrain"
     checkpoint_format: str | None = None
     precision: Precision | None = None
-    fp8_weights: bool = True  # fp8_param_gather, as Bridge has it with current scaling
-    bf16_ends: bool = True  # the first and the last layer, with current scaling
+    fp8_weights: bool = True  # fp8_param_gather, which Bridge sets with current scaling
+    bf16_ends: bool = True  # first and last layer in bf16, with current scaling
     bf16: bool | None = None
     fp16: bool | None = None
     pipeline_dtype: bool = True  # whether one is set
     optimizer: str = "adam"
-    # of a task that freezes the model
+    # for tasks that freeze the model
     adapter_rank: int | None = None
     adapter_targets: tuple[str, ...] = ()
-    adapter_magnitudes: bool = False  # DoRA's
+    adapter_magnitudes: bool = False  # DoRA's magnitudes
     profiler: str = "none"
     profile_steps: tuple[int, int] = (0, 0)
     profile_ranks: tuple[int, ...] = ()
@@ -100,7 +100,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Kernels:
-    """What makes steps faster or smaller, by Bridge's names."""
+    """Settings that make steps faster or smaller, under Bridge's names."""
 
     recompute: str | None = None  # granularity: full, selective
     recompute_method: str | None = None
@@ -126,21 +126,21 @@ class Kernels:
     fused_activation: bool = True
     attention_dropout: float = 0.0
     attention: str = "auto"  # attention_backend
-    scattered_stages: bool = False  # tensor ranks share what stages send, as in DeepSpeed; megatron-core: only with sp
+    scattered_stages: bool = False  # tensor ranks share what stages send: DeepSpeed always, megatron-core only with sp
     fp32_gradients: bool = True  # grad_reduce_in_fp32
-    gradient_fusion: bool | None = None  # gradient_accumulation_fusion; None: whatever the environment has
+    gradient_fusion: bool | None = None  # gradient_accumulation_fusion; None: depends on the environment
     grad_overlap: bool | None = None  # overlap_grad_reduce; None: Bridge's default
     gather_overlap: bool | None = None  # overlap_param_gather
 
     @property
     def is_graphed_whole(self) -> bool:
-        """The whole iteration, by its name now and by its older one."""
+        """Whether the whole iteration is graphed, by either the present or the former name of that."""
         return self.graphs == "full_iteration" or self.graph_modules == ("full_iteration",)
 
 
 @dataclass(frozen=True)
 class Profiling:
-    """Bridge's own, while training: for steps that are done, as Bridge counts them."""
+    """Bridge's own profiling during training. Steps are counted as steps done, as in Bridge."""
 
     nsys: bool = False
     pytorch: bool = False
@@ -161,11 +161,11 @@ class Cluster:
     nodes: int = 1
     gpus_per_node: int = 1
     gpu: str | None = None
-    machine_gpus: int | None = None  # of this machine, where `device: auto` found them
-    tasks_per_node: int | None = None  # where an option of its job says so
+    machine_gpus: int | None = None  # of this machine, if `device: auto` found them
+    tasks_per_node: int | None = None  # set by an option of its job
     max_connections: str | None = None  # CUDA_DEVICE_MAX_CONNECTIONS
-    has_nsys: bool | None = None  # whether it is on the PATH; None: not checked
-    tuned_for: tuple[str, int] | None = None  # GPU and number of GPUs of a performance recipe
+    has_nsys: bool | None = None  # whether nsys is on the PATH; None: not checked
+    tuned_for: tuple[str, int] | None = None  # GPU and number of GPUs that a performance recipe is for
 
 
 @dataclass(frozen=True)
@@ -179,17 +179,17 @@ class Facts:
 
     @property
     def is_frozen(self) -> bool:
-        """Whether adapters alone are trained."""
+        """Whether only adapters are trained."""
         return self.training.adapter_rank is not None
 
     @property
     def microbatches(self) -> int | None:
-        """Of a step, on every rank; None where that is no whole number."""
+        """Micro-batches of a step on each rank; None if they don't come out even."""
         return self.layout.microbatches(self.training.gbs, self.training.mbs)
 
 
 def from_json(sections: Tree) -> Facts:
-    """What `dataclasses.asdict` made of facts, read from a file."""
+    """Facts from a file, as written by `dataclasses.asdict`."""
     kinds = {"layout": Layout, "model": Model, "training": Training, "kernels": Kernels}
     kinds |= {"profiling": Profiling, "cluster": Cluster}
     return Facts(**{name: kinds[name](**_tuples(values)) for name, values in sections.items()})
@@ -203,7 +203,7 @@ def _tuple(value: Any) -> Any:
     return tuple(map(_tuple, value)) if isinstance(value, list) else value
 
 
-# Which field of Bridge's ConfigContainer says a fact: in the real one, or in an experiment's overrides.
+# The field of Bridge's ConfigContainer for each fact, in the real configuration or in an experiment's overrides.
 FIELDS: dict[str, str] = {
     **{f"layout.{axis.name}": axis.field for axis in AXES},
     "layout.group": "model.microbatch_group_size_per_vp_stage",
@@ -295,9 +295,9 @@ FIELDS: dict[str, str] = {
     "kernels.grad_overlap": "ddp.overlap_grad_reduce",
     "kernels.gather_overlap": "ddp.overlap_param_gather",
 }
-# Where a section of Bridge's writes the field before training, also with None: its own default.
+# Facts whose field is overwritten by a section of Bridge's before training, even if the section has None (its default).
 OVERWRITTEN = {"kernels.expert_overlap": "comm_overlap.overlap_moe_expert_parallel_comm"}
-# The same, but only with a distributed optimizer.
+# The same, with a distributed optimizer only.
 OVERWRITTEN_IN_SHARDS = {
     "kernels.grad_overlap": "comm_overlap.overlap_grad_reduce",
     "kernels.gather_overlap": "comm_overlap.overlap_param_gather",
@@ -305,7 +305,7 @@ OVERWRITTEN_IN_SHARDS = {
 
 
 def overlay(facts: Facts, value_of: Callable[[str], Any], known: Callable[[str], bool]) -> Facts:
-    """Facts with the values of all fields that are known."""
+    """Facts updated with all fields that are known."""
     changed: dict[str, Tree] = {}
     switch = FIELDS["layout.distributed_optimizer"]
     in_shards = value_of(switch) if known(switch) else facts.layout.distributed_optimizer
@@ -319,14 +319,14 @@ def overlay(facts: Facts, value_of: Callable[[str], Any], known: Callable[[str],
 
 
 def with_overrides(facts: Facts, overrides: Tree) -> Facts:
-    """What an experiment says in Bridge's own words. One of `comm_overlap` brings that whole section."""
+    """Facts updated with an experiment's overrides. An override of `comm_overlap` creates that whole section."""
     if any(name.startswith("comm_overlap.") for name in overrides):
         overrides = {**dict.fromkeys(OVERWRITTEN.values()), **overrides}
     return overlay(facts, overrides.__getitem__, overrides.__contains__)
 
 
 def _plain(name: str, value: Any, facts: Facts) -> Any:
-    """A field's value as facts have it: tuples of text, 0 for nothing."""
+    """A field's value in the form of facts: tuples of text, 0 for nothing."""
     match name:
         case "stages":
             return _stages(value)
@@ -355,8 +355,8 @@ def _plain(name: str, value: Any, facts: Facts) -> Any:
 
 
 def _names(value: Any) -> tuple[str, ...]:
-    """Names of modules, from text, a list of text, or a list of enum members; `full`: whole layers, which is none of
-    them."""
+    """Names of modules, from text, a list of text, or a list of enum members. Empty for `full`, which means whole
+    layers."""
     if not value or value == "full":
         return ()
     values = value.split(",") if isinstance(value, str) else value
@@ -364,14 +364,14 @@ def _names(value: Any) -> tuple[str, ...]:
 
 
 def _stages(value: Any) -> tuple[tuple[str, ...], ...] | None:
-    """A layout written as lists; Bridge's short form (`Et*3|...`) can only be read where Megatron is."""
+    """A pipeline layout written as lists. Bridge's short form (`Et*3|...`) can only be parsed by Megatron."""
     if not isinstance(value, list | tuple):
         return None
     return tuple(tuple(str(getattr(part, "name", part)) for part in stage) for stage in value)
 
 
 def _sparse_layers(value: Any, layers: int | None) -> tuple[bool, ...] | None:
-    """`moe_layer_freq`: every n-th layer is sparse, or a list of 0 and 1."""
+    """Sparse layers from `moe_layer_freq`: every n-th layer, or a list of 0 and 1."""
     if isinstance(value, list | tuple):
         return tuple(bool(one) for one in value)
     if isinstance(value, int) and value > 1 and layers:

@@ -1,4 +1,4 @@
-"""Does a run fit the memory of its GPUs? If not, which is the cheapest change that makes it fit?"""
+"""Does a run fit into its GPUs' memory? If not, what is the cheapest change that makes it fit?"""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from megaboa.check.rule import Broken, warning
 from megaboa.peaks import memory_gib
 from megaboa.records import Tree
 
-USABLE = 0.99  # of the nominal GiB: an H100 of 80 has 79.6, an H200 of 141 has 139.8
-CALIBRATED = 0.05  # what is stated for models like those that were measured
-DENSE = 0.07  # more was reserved by none of 31 dense runs on B200s (benchmarks/measured/simumax-b200.csv)
+USABLE = 0.99  # share of the nominal GiB: an H100 of 80 has 79.6, an H200 of 141 has 139.8
+CALIBRATED = 0.05  # stated for models like those that were measured
+DENSE = 0.07  # none of 31 dense runs on B200s reserved more (benchmarks/measured/simumax-b200.csv)
 SELECTIVE = {
     "dense": ("layernorm", "mlp"),
     "moe": ("layernorm", "moe_act", "shared_experts"),
     "latent": ("mla_up_proj",),
 }
-# Families of Megatron's own layers, with gated SiLU, whose converter in Bridge leaves the fused activation off;
-# NVIDIA's recipes for Qwen3 set it. Others like them have layers of their own, or nobody has tried.
+# Families with Megatron's own layers and gated SiLU, for which Bridge's converter doesn't enable the fused activation,
+# although NVIDIA's recipes for Qwen3 do. Similar families have layers of their own, or haven't been tried.
 UNFUSED = frozenset(("mistral", "olmoe", "qwen2", "qwen3", "qwen3_moe"))
 
 
 @dataclass(frozen=True)
 class Change:
-    """Keys and their new values, and what a step would cost because of them."""
+    """New values of keys, and what they cost in a step."""
 
     values: Tree
     price: str
@@ -40,7 +40,7 @@ class Change:
 
 
 def capacity(gpu: str) -> float:
-    """Bytes that a GPU such as h100-80g lets a process use."""
+    """Bytes that a process can use on a GPU such as h100-80g."""
     found = memory_gib(gpu)
     if found is None:
         raise ValueError(f"{gpu!r} must be a name and its memory, as h100-80g")
@@ -48,8 +48,8 @@ def capacity(gpu: str) -> float:
 
 
 def stated_error(f: Facts) -> float:
-    """How much more than predicted may be needed: least for models like those that its numbers are from, which have
-    no rotary positions; most where tokens may be spread unevenly over experts, or PyTorch's FSDP gathers."""
+    """Possible excess over the prediction: least for models like those that the numbers come from, without rotary
+    positions; most if tokens may be spread unevenly over experts, or PyTorch's FSDP gathers."""
     if f.model.is_sparse or f.model.latent or f.layout.fsdp == "torch":
         return memory.STATED_ERROR
     return CALIBRATED if f.model.learned_positions and f.layout.fsdp == "none" else DENSE
@@ -85,14 +85,14 @@ def _described(need: memory.Breakdown) -> str:
 
 
 def cheapest(f: Facts, is_legal: Callable[[Facts], bool]) -> Change | None:
-    """The first change, from those that cost nothing to those that cost most, that is legal and fits."""
+    """The first legal change that fits, in order of cost."""
     limit = capacity(str(f.cluster.gpu))
     fitting = (one for one in changes(f) if is_legal(one.facts) and memory.peak(one.facts).total <= limit)
     return next(fitting, None)
 
 
 def changes(f: Facts) -> Iterator[Change]:
-    """In the order of what they cost; each keeps the batch and the number of GPUs."""
+    """Changes in order of cost; all keep the batch and the number of GPUs."""
     free: Tree = {}
     if not f.layout.distributed_optimizer and f.layout.fsdp == "none" and f.training.optimizer != "sgd":
         free["parallel.distributed_optimizer"] = True
@@ -106,7 +106,7 @@ def changes(f: Facts) -> Iterator[Change]:
         yield _change(f, {**free, "training.micro_batch_size": mbs}, "smaller matrix products")
     smallest = {**free, "training.micro_batch_size": 1}
     for kind, parts in SELECTIVE.items():
-        modules = tuple(part for part in parts if not (part == "mlp" and f.model.bias))  # which can't be recomputed
+        modules = tuple(part for part in parts if not (part == "mlp" and f.model.bias))  # it can't be recomputed then
         if {"dense": not f.model.is_sparse, "moe": f.model.is_sparse, "latent": f.model.latent}[kind]:
             yield _change(f, {**smallest, **_selective(modules)}, "part of the model is computed twice")
     full = {"model.recompute_granularity": "full", "model.recompute_method": "uniform", "model.recompute_num_layers": 1}
@@ -126,7 +126,7 @@ def _selective(modules: tuple[str, ...]) -> Tree:
 
 
 def _splits(f: Facts, given: Tree, price: str) -> Iterator[Change]:
-    """More tensor ranks inside a node, then more pipeline stages."""
+    """Changes to more tensor ranks inside a node, or more pipeline stages."""
     tp, pp, gpus = f.layout.tp, f.layout.pp, f.cluster.gpus_per_node
     for factor in (2, 4, 8):
         if tp * factor <= gpus:
@@ -138,7 +138,7 @@ def _splits(f: Facts, given: Tree, price: str) -> Iterator[Change]:
             yield _change(f, {**given, **wide}, price)
 
 
-FACTS = {  # keys of changes, and the facts that they change
+FACTS = {  # keys of changes -> facts that they change
     "parallel.distributed_optimizer": "layout.distributed_optimizer",
     "parallel.sp": "layout.sp",
     "parallel.tp": "layout.tp",

@@ -1,23 +1,22 @@
-"""Floating point operations of a step, as Bridge's `flop_utils` counts them: forward once, backward twice."""
+"""Floating point operations of a step, by the counting of Bridge's `flop_utils`: forward once, backward twice."""
 
 from __future__ import annotations
 
 from megaboa.check.facts import Facts, Model
 from megaboa.check.parameters import is_sparse, padded_vocabulary
 
-PASSES = 3 * 2  # forward, and backward for inputs and for weights; a multiplication and an addition
-FROZEN = 2 / 3  # of these, for products with weights that are not trained
+PASSES = 3 * 2  # forward, and backward for inputs and for weights; each with a multiplication and an addition
+FROZEN = 2 / 3  # share of these for products whose weights are frozen
 
 
 def of_step(f: Facts) -> float:
-    """Of a global batch. Recomputation isn't counted, as it brings the model no further."""
+    """Operations of a global batch, without recomputation, which doesn't advance the training."""
     return (f.training.gbs or 0) * (of_frozen(f, of_sequence(f)) if f.is_frozen else of_sequence(f))
 
 
 def of_frozen(f: Facts, sequence: float) -> float:
-    """Of a sequence, where only adapters are trained, whose own operations are few: no gradients of weights. Scores of
-    attention have none.
-    """
+    """Operations of a sequence if only adapters are trained: no gradients of weights. Attention's scores have no
+    weights, and the adapters' own operations are negligible."""
     length, model = f.training.seq_length or 0, f.model
     heads = model.heads or 0
     width = ((model.qk_head_dim or 0) + (model.qk_position_dim or 0) + (model.v_head_dim or 0)) / 2
@@ -28,14 +27,14 @@ def of_frozen(f: Facts, sequence: float) -> float:
 def of_sequence(f: Facts) -> float:
     model, length = f.model, f.training.seq_length or 0
     hidden, layers = model.hidden or 0, range(model.layers or 0)
-    extra = [len(layers) - 1] * model.mtp_layers  # as the last layer
+    extra = [len(layers) - 1] * model.mtp_layers  # like the last layer
     inner = sum(of_layer(f, layer) for layer in (*layers, *extra))
     joined = model.mtp_layers * (3 * hidden + 2 * hidden * hidden)
     return PASSES * length * (inner + joined + hidden * padded_vocabulary(f) * (1 + model.mtp_layers))
 
 
 def of_layer(f: Facts, layer: int) -> float:
-    """Of one token, multiplications and additions as one, forward."""
+    """Forward operations of one token, with a multiplication and an addition counted as one."""
     return _feed_forward(f.model, layer) + _attention(f.model, f.training.seq_length or 0)
 
 
@@ -47,7 +46,7 @@ def _feed_forward(model: Model, layer: int) -> float:
 
 
 def _attention(model: Model, length: int) -> float:
-    """Per token. Half of the scores lie in the future."""
+    """Operations per token. Half of the scores are in the future, and not counted."""
     hidden, heads = model.hidden or 0, model.heads or 0
     if not model.latent:
         query = (model.head_dim or 0) * heads

@@ -1,18 +1,18 @@
-"""Which of many settings is the fastest, from trials by a noisy clock: what to try next, and when it is known.
+"""Which of many settings is the fastest, according to trials with a noisy clock: what to try next, and when to stop.
 
-A pure function of the trials so far, so that an interrupted search resumes where it was.
+This is a pure function of the trials so far, so an interrupted search resumes where it was.
 
-Round 1 tries every setting once, and round 2 at least the fastest quarter again. Each later round tries the setting
-that leads and, of those that may still be faster than it, the half that is most likely to be. The search ends when the
-chances of all others, that one is faster than the leader by more than the tolerance, add up to less than 1 -
-confidence. Those that are not tried in a round stay in this sum: a setting is out when the clock says so. If its only
-trial met a busy machine, the scatter of its steps says so.
+Round 1 tries every setting once, and round 2 at least the fastest quarter again. Each later round tries the leader and,
+of the settings that may still be faster, the most likely half. For every other setting there is a chance that it is
+faster than the leader by more than the tolerance; the search ends when the sum of these chances is below 1 -
+confidence. Settings that a round doesn't try stay in this sum, so that a setting is only excluded by measurements. If a
+setting's only trial met a busy machine, the scatter of its steps shows that.
 
-A trial's value is the logarithm of its step time. It is that of its setting, plus that of its round (a machine that is
-slower for a while is so for all), plus noise. Of several trials the median counts: one in twenty may meet a burst of
-other work, and take several times as long. Such trials are part of the noise, so that a clock that has them needs more
-trials. The noise is estimated from settings that were tried more than once; at
-first, from the scatter of the steps within trials.
+A trial's value is the logarithm of its step time, modelled as the setting's value, plus the round's (a machine that is
+slower for a while is slower for all), plus noise. Of several trials the median counts, because about one in twenty
+meets a burst of other work and takes several times as long. Such trials are part of the noise, so a machine that has
+them needs more trials. The noise is estimated from settings that were tried more than once, and at first from the
+scatter of the steps within trials.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from dataclasses import dataclass
 
 from megaboa.records import Trial
 
-FLOOR = 0.01  # least noise of a trial that is believed before settings were repeated
-FIRST_FREEDOM = 3  # how many repetitions the scatter within trials counts for
-FAILURES = 2  # after which a setting is given up; memory fails the same way each time
-LEAST = 2  # settings that a round tries besides the leader, if so many may be faster
-REPEATED = 4  # one setting in so many, the fastest, is tried a second time: else the noise between trials isn't known
-QUARTILE = 0.25  # of a trial's steps: other work on the machine makes steps slower, never faster
+FLOOR = 0.01  # assumed minimum noise of a trial, until settings have been repeated
+FIRST_FREEDOM = 3  # number of repetitions that the scatter within trials is worth
+FAILURES = 2  # after which a setting is given up; running out of memory is always repeated
+LEAST = 2  # settings tried in a round besides the leader, if that many may be faster
+REPEATED = 4  # one in this many, the fastest settings, is tried twice: otherwise the noise between trials isn't known
+QUARTILE = 0.25  # of a trial's steps: other work on the machine only makes steps slower
 PASSES = 10
-MEDIAN = 1.25  # standard error of a median, to that of a mean
-NORMAL = 200  # degrees of freedom from which Student's t is taken for normal
+MEDIAN = 1.25  # standard error of a median, relative to that of a mean
+NORMAL = 200  # degrees of freedom above which Student's t is treated as normal
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Step times by setting, all as if they had been tried in the same rounds."""
+    """Step times by setting, as if all had been tried in the same rounds."""
 
     logs: dict[str, float]
     counts: dict[str, int]
-    scatter: dict[str, float]  # of the steps of its steadiest trial
+    scatter: dict[str, float]  # of the steps in the setting's steadiest trial
     noise: float  # standard deviation of one trial
     freedom: float
 
@@ -51,7 +51,7 @@ class Estimate:
         return min(self.logs, key=lambda name: (self.logs[name], name))
 
     def behind(self, name: str) -> float:
-        """The logarithm of its step time, less the leader's."""
+        """Logarithm of a setting's step time, minus the leader's."""
         return self.logs[name] - self.logs[self.leader]
 
     def error(self, name: str) -> float:
@@ -59,12 +59,12 @@ class Estimate:
         return math.hypot(*(self._own_error(one) for one in (name, self.leader)))
 
     def _own_error(self, name: str) -> float:
-        """Where even its steadiest trial was disturbed, its value is worth less than others'."""
+        """Standard error of a setting's value, which is larger if even its steadiest trial was disturbed."""
         count = self.counts[name]
         return max(self.noise, self.scatter[name]) * (MEDIAN if count > 2 else 1.0) / math.sqrt(count)
 
     def chance(self, name: str, tolerance: float) -> float:
-        """That it is faster than the leader by more than the tolerance."""
+        """Chance that a setting is faster than the leader by more than the tolerance."""
         if name == self.leader:
             return 0.0
         return upper_tail((self.behind(name) + math.log1p(tolerance)) / self.error(name), self.freedom)
@@ -72,16 +72,16 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Verdict:
-    """`batch`: what is to be tried now, in this order; nothing: the search is over."""
+    """`batch`: the settings to try now, in this order; empty if the search is over."""
 
     round: int
     batch: tuple[str, ...]
-    estimate: Estimate | None  # None: nothing was measured yet, or nothing works
+    estimate: Estimate | None  # None if nothing was measured yet, or nothing works
     confidence: float
 
 
 def decide(settings: Sequence[str], trials: Sequence[Trial], tolerance: float, confidence: float) -> Verdict:
-    """`settings`: all that there are; trials of others are left aside."""
+    """The next step of a search among `settings`; trials of other settings are ignored."""
     known = [trial for trial in trials if trial.setting in settings]
     current = max((trial.round for trial in known), default=1)
     found = _after(settings, known, current, tolerance, confidence)
@@ -94,7 +94,7 @@ def _after(
     """What is left to do in a round."""
     before = [trial for trial in known if trial.round < current]
     batch = list(settings) if current == 1 else _next(settings, before, tolerance, confidence)
-    random.Random(current).shuffle(batch)  # no setting always has the first turn
+    random.Random(current).shuffle(batch)  # so that no setting always comes first
     out = given_up(known)
     done = {trial.setting for trial in known if trial.round == current and trial.steps}
     found = estimate(known)
@@ -124,14 +124,14 @@ def _next(settings: Sequence[str], trials: Sequence[Trial], tolerance: float, co
 
 
 def given_up(trials: Sequence[Trial]) -> set[str]:
-    """Settings that run out of memory, or fail again."""
+    """Settings that ran out of memory or took too long, or failed repeatedly."""
     failed = [trial for trial in trials if not trial.steps]
     repeated = {one.setting for one in failed if sum(one.setting == other.setting for other in failed) >= FAILURES}
     return repeated | {trial.setting for trial in failed if trial.state in ("out_of_memory", "too_slow")}
 
 
 def seconds_of(trial: Trial) -> float:
-    """Of a step of a trial that was measured."""
+    """Step time of a measured trial."""
     ordered = sorted(trial.steps)
     place = QUARTILE * (len(ordered) - 1)
     low = int(place)
@@ -140,7 +140,7 @@ def seconds_of(trial: Trial) -> float:
 
 
 def estimate(trials: Sequence[Trial]) -> Estimate | None:
-    """None where nothing was measured. Settings that were given up don't count."""
+    """Estimates from all trials; None if nothing was measured. Settings that were given up are left out."""
     out = given_up(trials)
     measured = [trial for trial in trials if trial.steps and trial.setting not in out]
     if not measured:
@@ -156,7 +156,7 @@ def estimate(trials: Sequence[Trial]) -> Estimate | None:
     for one in measured:
         scatter[one.setting] = min(scatter.get(one.setting, math.inf), _scatter(one))
     logs, rounds = dict.fromkeys(by_name, 0.0), dict.fromkeys(by_round, 0.0)
-    for _ in range(PASSES if len(rounds) > 1 else 1):  # medians, one side after the other
+    for _ in range(PASSES if len(rounds) > 1 else 1):  # median polish: medians of settings and of rounds, in turn
         logs = {
             name: statistics.median(value - rounds[number] for number, value in own) for name, own in by_name.items()
         }
@@ -172,17 +172,19 @@ def estimate(trials: Sequence[Trial]) -> Estimate | None:
 
 
 def _scatter(trial: Trial) -> float:
-    """Standard deviation of a trial's steps, as a share: trials differ less than that, but more than means of steps."""
+    """Relative standard deviation of a trial's steps. Trials differ by less than that, but by more than means of steps
+    would."""
     return statistics.stdev(map(math.log, trial.steps)) if len(trial.steps) > 1 else FLOOR
 
 
 def upper_tail(t: float, freedom: float) -> float:
-    """The chance that Student's t is above `t`."""
+    """The probability that Student's t exceeds `t`."""
     if t < 0:
         return 1 - upper_tail(-t, freedom)
     if freedom > NORMAL:
         return math.erfc(t / math.sqrt(2)) / 2
-    # With t = sqrt(freedom) tan(angle) the density is a power of a cosine. Simpson's rule, from the angle to the right.
+    # With t = sqrt(freedom) tan(angle), the density is a power of a cosine. Simpson's rule from the angle to the right
+    # end.
     begin, pieces = math.atan(t / math.sqrt(freedom)), 64
     width = (math.pi / 2 - begin) / pieces
     heights = [max(math.cos(begin + number * width), 0.0) ** (freedom - 1) for number in range(pieces + 1)]

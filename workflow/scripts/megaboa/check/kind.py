@@ -1,4 +1,4 @@
-"""What the kind of a run's model rules out (megaboa/model_kinds.py)."""
+"""Restrictions by the kind of a run's model (megaboa/model_kinds.py)."""
 
 from __future__ import annotations
 

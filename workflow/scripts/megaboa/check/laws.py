@@ -1,5 +1,5 @@
-"""The law that fits measured points best: no coefficient negative, squares of relative errors, of which twice too slow
-and twice too fast count alike. Standard library only."""
+"""The law that best fits measured points: no negative coefficients, and least squares of relative errors, in which a
+factor of two counts the same in both directions. Standard library only."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from megaboa.records import Law, Point
 Solution = dict[int, float]  # by column: latency, work, values, groups
 COLUMNS = 4
 ROUNDS = 4
-FASTER = 2.0  # than any measured point a law's rate is at most
+FASTER = 2.0  # a law's rate is at most this times the fastest measured point
 
 
 def fitted(points: Sequence[Point]) -> Law:
-    """Of all choices of what the law has in addition to work, the one with the smallest errors."""
+    """The law with the smallest errors, among all selections of terms in addition to work."""
     rows = [(1.0, one.work, one.values, one.groups - 1.0) for one in points]
     measured = [one.seconds for one in points]
     choices = []
@@ -41,10 +41,11 @@ def fitted(points: Sequence[Point]) -> Law:
 
 
 def _best(rows: Sequence[Sequence[float]], measured: Sequence[float], used: list[int]) -> Solution:
-    """Distances are divided by what was measured; then by the mean of that and the last solution."""
+    """Least squares with errors relative to the measurements, and then to the geometric mean of measurement and last
+    solution."""
     found = _least_squares(rows, measured, measured, used)
     least = 1 / (FASTER * max(row[1] / seconds for row, seconds in zip(rows, measured, strict=True)))
-    if found[1] < least and len(used) > 1:  # all the rest explains more than there is: take work at its fastest
+    if found[1] < least and len(used) > 1:  # the other terms explain more than there is: use the highest possible rate
         left = [max(seconds - least * row[1], 0.0) for row, seconds in zip(rows, measured, strict=True)]
         return {**_least_squares(rows, left, measured, [column for column in used if column != 1]), 1: least}
     for _ in range(ROUNDS):
@@ -66,7 +67,7 @@ def _distance(found: Solution, rows: Sequence[Sequence[float]], measured: Sequen
 def _least_squares(
     rows: Sequence[Sequence[float]], measured: Sequence[float], units: Sequence[float], used: list[int]
 ) -> Solution:
-    """By normal equations, of rows divided by their unit and columns by their largest number."""
+    """Least squares by normal equations, with rows divided by their unit, and columns by their maximum."""
     scale = [max(row[column] for row in rows) for column in used]
     scaled = [
         [row[column] / size / unit for column, size in zip(used, scale, strict=True)]
@@ -84,7 +85,7 @@ def _least_squares(
     for i in range(count):
         pivot = max(range(i, count), key=lambda line: abs(matrix[line][i]))
         matrix[i], matrix[pivot] = matrix[pivot], matrix[i]
-        if not matrix[i][i]:  # a column that others make up
+        if not matrix[i][i]:  # linearly dependent columns
             return {1: -1.0}
         for other in range(count):
             if other != i:

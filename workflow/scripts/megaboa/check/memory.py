@@ -1,4 +1,4 @@
-"""The most memory that tensors take on a rank, part by part.
+"""The peak of tensors' memory on a rank, part by part.
 
 Compared with measured peaks in tests/check/test_memory.py and tests/benchmarks/test_predictions.py: dense models are
 within 2%. The bytes per logit of Bridge's loss were fitted to GPT2-large (docs/explanation/memory.md).
@@ -17,30 +17,30 @@ from megaboa.model_kinds import BY_NAME
 
 GIB = 2**30
 STATED_ERROR = 0.15
-WORKSPACE = 0.17e9  # of cuBLAS, and small tensors: measured at rest
-CONTEXT = 3 * GIB  # what CUDA and NCCL take in addition to PyTorch: 2.8 GiB measured on an H200
-FRAGMENTATION = 0.05  # of PyTorch's own memory: 7.4 of 134 GiB measured where it ran out
-# Of Megatron-FSDP, by megatron-core 0.19.2 (megatron_fsdp.py, param_and_grad_buffer.py), and by snapshots of two and
-# four H200s' memory (docs/explanation/memory.md).
-GATHERED_AHEAD = 500_000_000  # parameters, apart from the layer that is calculated: by whole layers
-QUEUED = 1_000_000_000  # parameters whose gradients wait to be reduced, before the oldest are waited for
+WORKSPACE = 0.17e9  # for cuBLAS and small tensors: measured at rest
+CONTEXT = 3 * GIB  # for CUDA and NCCL, outside of PyTorch: 2.8 GiB measured on an H200
+FRAGMENTATION = 0.05  # share of PyTorch's own memory: 7.4 of 134 GiB measured when it ran out
+# For Megatron-FSDP, from megatron-core 0.19.2 (megatron_fsdp.py, param_and_grad_buffer.py), and from snapshots of two
+# and four H200s' memory (docs/explanation/memory.md).
+GATHERED_AHEAD = 500_000_000  # parameters gathered in advance, by whole layers, besides the current layer's
+QUEUED = 1_000_000_000  # parameters whose gradients may wait for reduction before it waits for the oldest
 
 
 @dataclass(frozen=True)
 class Breakdown:
-    """Bytes on one rank of a pipeline stage, at the moment when most are taken."""
+    """Bytes on one rank of a pipeline stage, at the peak."""
 
     stage: int
     weights: float
     gradients: float
     optimizer: float
     activations: float
-    logits: float  # or the gradients inside a layer, where these are more
+    logits: float  # or the gradients inside a layer, if these are larger
     workspace: float = WORKSPACE
 
     @property
     def tensors(self) -> float:
-        """What `torch.cuda.max_memory_allocated` would say."""
+        """The equivalent of `torch.cuda.max_memory_allocated`."""
         return sum(getattr(self, one.name) for one in fields(self) if one.name != "stage")
 
     @property
@@ -54,7 +54,7 @@ class Breakdown:
 
 
 def is_known(f: Facts) -> bool:
-    """Whether enough is known of a model and its training."""
+    """Whether enough is known about a model and its training."""
     model, training = f.model, f.training
     needed = (model.layers, model.hidden, model.heads, training.mbs, training.seq_length, training.precision)
     return (
@@ -68,7 +68,7 @@ def is_known(f: Facts) -> bool:
 
 
 def peak(f: Facts) -> Breakdown:
-    """Of the stage that needs most."""
+    """The breakdown of the stage that needs most."""
     return max(every_stage(f), key=lambda one: one.tensors)
 
 
@@ -92,9 +92,12 @@ def _stage(f: Facts, stage: Stage) -> Breakdown:
 
 
 def _quantized_copies(f: Facts, stage: Stage, held: Parameters) -> float:
-    """Weights that are kept in 16 bits are cast once a step, by rows and by columns, and Transformer Engine keeps both
-    (module/base.py, get_weight_workspace), whole under Megatron-FSDP too: with current scaling in layers that calculate
-    in FP8. For other kinds of FP8 `bytes_per_parameter` has them."""
+    """Bytes of the copies that 16-bit weights are cast to once a step, by rows and by columns.
+
+    Transformer Engine keeps both (module/base.py, get_weight_workspace), and they are unsharded even under
+    Megatron-FSDP. This is for current scaling, in layers that calculate in FP8. Other kinds of FP8 are in
+    `bytes_per_parameter`.
+    """
     if f.training.fp8_weights or f.layout.fsdp == "torch":
         return 0.0
     return 2 * _share_by_current_scaling(f, stage) * (held.total - held.outside)
@@ -108,9 +111,11 @@ def _share_by_current_scaling(f: Facts, stage: Stage) -> float:
 
 
 def _unused_gradients(f: Facts, stage: Stage) -> float:
-    """Where a product adds to the gradient itself, autograd must be given one all the same: Transformer Engine keeps an
-    unused tensor for every shape of weights (module/base.py, get_dummy_wgrad), of all layers and experts together;
-    the output layer's is of them (megatron-core, tensor_parallel/layers.py)."""
+    """Bytes of dummy gradients for autograd, if products accumulate into the gradient themselves.
+
+    Transformer Engine keeps an unused tensor for every shape of weights (module/base.py, get_dummy_wgrad), shared by
+    all layers and experts; this includes the output layer's (megatron-core, tensor_parallel/layers.py).
+    """
     if not f.kernels.gradient_fusion or f.is_frozen or f.layout.fsdp != "none":
         return 0.0
     kinds = {is_sparse(f.model, layer) for layer in stage.layers}
@@ -123,7 +128,7 @@ def _unused_gradients(f: Facts, stage: Stage) -> float:
 
 
 def _moments_of_fsdp(f: Facts, stage: Stage, held: Parameters, shards: Breakdown, inside: float) -> list[Breakdown]:
-    """When the loss is calculated, when the backward pass begins, at every layer of it, and in the optimizer's step."""
+    """Breakdowns at the loss, at the start of the backward pass, at each of its layers, and in the optimizer's step."""
     sharding, (weight, gradient, _) = f.layout.fsdp_sharding, bytes_per_parameter(f)
     cut = _cut_by_fsdp(f, held)
 
@@ -147,8 +152,10 @@ def _moments_of_fsdp(f: Facts, stage: Stage, held: Parameters, shards: Breakdown
 
 
 def _optimizer_step(f: Facts, stage: Stage, held: Parameters, before: Breakdown) -> Breakdown:
-    """16-bit gradients are copied to fp32 for it (distrib_optimizer.py, _copy_model_grads_to_main_grads). Weights
-    stored in FP8 are all cast to 16 bits before the first is written (Transformer Engine, quantize_master_weights).
+    """The breakdown in the optimizer's step.
+
+    16-bit gradients are copied to fp32 (distrib_optimizer.py, _copy_model_grads_to_main_grads). Weights stored in FP8
+    are all cast to 16 bits before the first is written (Transformer Engine, quantize_master_weights).
     """
     _, gradient, optimizer = bytes_per_parameter(f)
     copied = 4 * before.optimizer / optimizer if gradient < 4 else 0.0
@@ -163,8 +170,8 @@ def _optimizer_step(f: Facts, stage: Stage, held: Parameters, before: Breakdown)
 
 @dataclass(frozen=True)
 class _Moment:
-    """Of a step: parameters whose weights and gradients are whole, next to the shards, and the share of activations
-    that is still kept."""
+    """A moment in a step: parameters with unsharded weights and gradients, in addition to the shards, and the share of
+    activations that is still kept."""
 
     weights: float = 0.0
     gradients: float = 0.0
@@ -172,11 +179,14 @@ class _Moment:
 
 
 def _fsdp_moments(sharding: str, held: Parameters, layers: int) -> tuple[_Moment, _Moment, list[_Moment]]:
-    """At the loss, at the output layer's gradient, and at every layer of the backward pass, from the last to the first.
-    What lies outside of layers stays whole from the first step on."""
+    """The moments at the loss, at the output layer's gradient, and at each layer of the backward pass, from last to
+    first.
+
+    Parameters outside of layers stay unsharded from the first step on.
+    """
     shards = _Moment()
     if sharding == "optim_grads":
-        whole = _Moment(gradients=held.total)  # one bucket, where Bridge is given no size of them
+        whole = _Moment(gradients=held.total)  # a single bucket, because Bridge gets no bucket size
         return shards, whole, [whole]
     if sharding != "optim_grads_params":
         return shards, shards, [shards]
@@ -197,7 +207,7 @@ def _fsdp_moments(sharding: str, held: Parameters, layers: int) -> tuple[_Moment
 
 
 def _cut_by_fsdp(f: Facts, held: Parameters) -> Parameters:
-    """A group of one rank has no shards to gather."""
+    """The parameters that FSDP gathers. A group of one rank has nothing to gather."""
     copies, expert_copies = _copies(f)
     if copies == 1:
         return Parameters(0.0, 0.0)
@@ -205,7 +215,7 @@ def _cut_by_fsdp(f: Facts, held: Parameters) -> Parameters:
 
 
 def _copies(f: Facts) -> tuple[int, int]:
-    """Numbers of ranks that share states: for all parameters except experts', and for experts'."""
+    """Numbers of ranks that share optimizer states: for all parameters but experts', and for experts'."""
     instances = f.layout.optimizer_instances
     return (f.layout.dp or 1) * f.layout.cp // instances or 1, (f.layout.expert_dp or 1) // instances or 1
 
@@ -217,13 +227,13 @@ def _states(f: Facts, held: Parameters) -> tuple[float, float, float]:
     weights, gradients, optimizer = (one + other for one, other in zip(dense, expert, strict=True))
     if f.layout.fsdp == "torch":
         weight, gradient, _ = bytes_per_parameter(f)
-        weights += 2 * held.layer * weight  # two layers are whole at a time
+        weights += 2 * held.layer * weight  # two layers are unsharded at a time
         gradients += held.layer * gradient
     return weights, gradients, optimizer
 
 
 def _frozen_states(f: Facts, held: Parameters, adapters: float) -> tuple[float, float, float]:
-    """Of the model its weights alone; of adapters all."""
+    """Bytes of a frozen model's weights, and of all adapters' states."""
     weights, gradients, optimizer = _sharded(f, adapters, _copies(f)[0])
     return weights + bytes_per_parameter(f)[0] * held.total, gradients, optimizer
 
@@ -242,16 +252,16 @@ def _sharded(f: Facts, count: float, copies: int) -> tuple[float, float, float]:
 
 
 def bytes_per_parameter(f: Facts) -> tuple[float, float, float]:
-    """Weight, gradient and optimizer: fp32 copies of 16-bit weights, and Adam's two moments (or SGD's one)."""
+    """Bytes for weight, gradient and optimizer: fp32 copies of 16-bit weights, and Adam's two moments (SGD: one)."""
     moments = 4 if f.training.optimizer == "sgd" else 8
     # Megatron-FSDP keeps gradients in the weights' precision.
     reduced = 2 if f.layout.fsdp == "megatron" or not f.kernels.fp32_gradients else 4
     match f.training.precision:
-        case "fp32":  # Megatron-FSDP has a copy of the weights there too
+        case "fp32":  # Megatron-FSDP also copies fp32 weights
             return 4, 4, moments + (4 if f.layout.fsdp == "megatron" else 0)
-        case "fp16_mixed":  # Bridge reduces its gradients in fp16
+        case "fp16_mixed":  # Bridge reduces gradients in fp16 then
             return 2, 2, 4 + moments
         case str() as precision if "fp8_delayed" in precision or "subchannel" in precision or "mxfp8" in precision:
-            return 2 + 2, reduced, 4 + moments  # and quantized weights, by rows and by columns
+            return 2 + 2, reduced, 4 + moments  # plus quantized weights, by rows and by columns
         case _:
             return 2, reduced, 4 + moments

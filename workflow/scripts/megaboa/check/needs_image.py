@@ -1,8 +1,8 @@
-"""Checks that need the image: without Transformer Engine and GPU libraries they stay open.
+"""Checks that need the image: without Transformer Engine and GPU libraries they remain open.
 
-A rule here refuses nothing. It says that a run uses something that was left out or mocked when it was built and
-validated. Inside the image the installed packages decide: a package that the run uses and that is missing or too old is
-a reason to refuse the run. What depends on the GPU itself stays open.
+A rule here doesn't refuse anything. It reports that a run uses something that was left out or replaced when the run was
+built and validated. Inside the image the installed packages decide: if a package that the run uses is missing or too
+old, the run is refused. What depends on the GPU itself remains open.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from megaboa.check.facts import Facts
 from megaboa.check.rule import Broken, Finding, Rule, finding
 from megaboa.model_kinds import BY_NAME
 
-# What Bridge says where something of the image's is absent, and what that is. First match wins. That a sentence names
-# Transformer Engine is not enough: many are about a setting of the run (transformer_impl, the op fuser, graphs).
+# Messages of Bridge about something that only the image has, and what that is. The first match wins. Mentioning
+# Transformer Engine isn't enough, as many messages are about a run's setting (transformer_impl, the op fuser, graphs).
 TE = r"(?:Transformer[ _-]?Engine|\bTE\b)"
 ABSENT_TE = "|".join(
     (
@@ -36,8 +36,8 @@ MISSING = {
     "requires FusedAdam from TransformerEngine, but not found": "Transformer Engine's Adam with states in fewer bits",
     ABSENT_TE: "Transformer Engine",
 }
-# Switches that are off here whatever the run says, what Bridge says then, and what they need. Where the run itself has
-# turned one off, the objection is to the run.
+# Switches that are always off here, Bridge's message about each, and what they need. If the run itself has turned one
+# off, the message is about the run.
 SWITCHES = {
     "gradient_accumulation_fusion": (
         "gradient accumulation fusion is not used",
@@ -47,12 +47,12 @@ SWITCHES = {
 }
 USUAL_HEADS = (32, 64, 96, 128, 192, 256)
 
-Packages = Mapping[str, str | None]  # the version of what is installed, None for what isn't
+Packages = Mapping[str, str | None]  # version of each package, or None if it isn't installed
 
 DISTRIBUTIONS = {"transformer_engine": "transformer-engine", "deep_ep": "deep-ep", "mamba_ssm": "mamba-ssm"}
-UNPINNED = ("mamba_ssm",)  # neither the image of containers/ nor an environment of envs/ has it
+UNPINNED = ("mamba_ssm",)  # included in neither the image of containers/ nor an environment of envs/
 UNKNOWN = "of an unknown version"
-# The package that brings the kernels which a rule is about; None: whether they take the run, only a GPU can say.
+# The package with the kernels that a rule is about; None: only a GPU can tell whether they support the run.
 NEEDS = {
     "low_precision_has_kernels": "transformer_engine",
     "dispatcher_is_installed": "deep_ep",
@@ -61,7 +61,7 @@ NEEDS = {
     "tensor_overlap_has_buffers": "transformer_engine",
     "attention_takes_the_head": None,
 }
-# Of the package itself: a sentence may name versions of CUDA, or of a GPU's architecture.
+# Versions of the package itself; messages may also name versions of CUDA, or GPU architectures.
 _VERSION = re.compile(r"(?:transformer[ _-]?engine|\bTE\b|mamba[_-]?ssm)\D{0,20}?(\d+(?:\.\d+)+)", re.IGNORECASE)
 
 
@@ -124,7 +124,7 @@ RULES: tuple[Rule, ...] = (
 
 
 def missing(error: str, turned_off: Collection[str] = ()) -> str | None:
-    """What of the image's an objection of Bridge is about; None: the run's own business.
+    """What an error of Bridge says is missing outside of the image; None if the error is about the run itself.
 
     `turned_off`: switches that the run itself has turned off.
     """
@@ -134,19 +134,20 @@ def missing(error: str, turned_off: Collection[str] = ()) -> str | None:
 
 
 def found(f: Facts) -> list[Finding]:
-    """Of a run on GPUs."""
+    """Findings for a run on GPUs."""
     if f.cluster.device != "cuda":
         return []
     return [finding(rule, broken) for rule in RULES if (broken := rule(f))]
 
 
 def unchecked(f: Facts) -> list[str]:
-    """The same as lines, where there is no image."""
+    """Findings as lines, if there is no image to check them in."""
     return [f"{one.key}: needs the image: {one.message} [{one.rule}]" for one in found(f)]
 
 
 def installed() -> dict[str, str | None]:
-    """To be asked before the CPU backend hides the kernels of GPUs. Nothing is imported: that may need a GPU."""
+    """Installed versions. Must be called before the CPU backend hides packages; imports nothing, as that may need a
+    GPU."""
     return {module: _version(module, name) for module, name in DISTRIBUTIONS.items()}
 
 
@@ -158,7 +159,7 @@ def _version(module: str, distribution: str) -> str | None:
 
 
 def judge(f: Facts, has: Packages) -> tuple[list[str], list[str]]:
-    """What the image lacks for a run, and what stays open without a GPU."""
+    """What the image lacks for a run, and what can't be decided without a GPU."""
     lacking, still_open = [], []
     for one in found(f):
         package = _needed(one.rule, f)
@@ -171,7 +172,7 @@ def judge(f: Facts, has: Packages) -> tuple[list[str], list[str]]:
 
 
 def lacking_package(f: Facts, has: Packages, where: str) -> str | None:
-    """The package without which a kind of model can't be built, where it is known to be missing."""
+    """A message about a package that a kind of model needs and that is known to be missing; None otherwise."""
     kind = BY_NAME[f.model.kind]
     if f.cluster.device != "cuda" or kind.package is None or kind.package not in has or has[kind.package] is not None:
         return None
@@ -182,15 +183,15 @@ def lacking_package(f: Facts, has: Packages, where: str) -> str | None:
 
 
 def _needed(rule: str, f: Facts) -> str | None:
-    if rule == "dispatcher_is_installed" and f.kernels.flex_backend == "ncclep":  # it lies in Transformer Engine
+    if rule == "dispatcher_is_installed" and f.kernels.flex_backend == "ncclep":  # part of Transformer Engine's package
         return "transformer_engine"
     return NEEDS[rule]
 
 
 def lacks(what: str, said: str, has: Packages) -> str | None:
-    """Why a run at which Bridge stopped because `what` is missing can't run in this image; None if only a GPU can tell.
+    """Why a run that Bridge stopped because of `what` can't run in this image; None if only a GPU can tell.
 
-    `said` is Bridge's sentence, which may name the version that it wants.
+    `said`: Bridge's message, which may name the required version.
     """
     package = "mamba_ssm" if what == "mamba-ssm" else "transformer_engine"
     if has[package] is None:
@@ -202,6 +203,6 @@ def lacks(what: str, said: str, has: Packages) -> str | None:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """The leading numbers of a version; none of one that isn't known."""
+    """The leading numbers of a version; empty if it is unknown."""
     leading = re.match(r"\d+(?:\.\d+)*", version)
     return tuple(map(int, leading[0].split("."))) if leading else ()

@@ -72,7 +72,8 @@ def conclude(order: Path, found: Mapping[str, tuple[RunCheck, Facts | None]], ou
 
 
 def conclude_in_image(order: Path, digest: str, report: PreflightInImage, out: Path) -> int:
-    """The same for the verdicts of the image with this digest. Where it can't be started here, training will tell."""
+    """Report verdicts from inside the image with this digest. If it can't be started here, problems only show in
+    training."""
     if report.state == "NOT_RUN":
         _say(f"not checked in the image: {report.why}")
         write(out, replace(report, image=digest))
@@ -108,7 +109,7 @@ def _open_here(result: RunCheck) -> Sequence[str]:
 
 
 def _open_in_image(result: InsideCheck) -> Sequence[str]:
-    """What only a GPU, or a network, can tell."""
+    """What only a GPU, or a network, can decide."""
     stopped, unread = result.stopped_at, result.reasons if result.state == "NOT_RUN" else None
     return [*(result.needs_gpu or ()), *([f"needs a GPU: {stopped}"] if stopped else []), *(unread or ())]
 

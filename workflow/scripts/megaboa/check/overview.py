@@ -28,7 +28,7 @@ COLUMNS = (
     ),
     *("checkpoint_bytes", "checkpoints", "disk_bytes", "why"),
 )
-SHOWN = 40  # rows on a terminal
+SHOWN = 40  # limit for rows on a terminal
 HEAD = (
     *("run", "state", "ranks", "layout", "params", "GiB", "of", "tokens", "FLOP", "s/step", "GPU-hours", "disk"),
     "time by",
@@ -36,7 +36,7 @@ HEAD = (
 
 
 def row(name: str, result: RunCheck, facts: Facts | None, costs: Costs | None) -> Tree:
-    """`result` is what preflight found of the run."""
+    """A run's row. `result`: what preflight found."""
     found: Tree = dict.fromkeys(COLUMNS)
     found |= {"run": name, "state": result.state, "why": "; ".join(result.reasons or ())}
     if facts is None:
@@ -69,7 +69,7 @@ def _params(f: Facts) -> int | None:
 
 
 def layout(f: Facts) -> str:
-    """`tp2 pp4 dp8 sp`; what isn't split isn't named."""
+    """Short form of a layout, such as `tp2 pp4 dp8 sp`; axes of size 1 are left out."""
     copies, fsdp = f.layout.dp or 1, f.layout.fsdp
     found = [*words(vars(f.layout)), *([f"dp{copies}"] if copies > 1 else []), *(["sp"] if f.layout.sp else [])]
     return " ".join(found + ([f"fsdp-{fsdp}"] if fsdp != "none" else [])) or "1 rank"
@@ -85,7 +85,7 @@ def _cell(value: Any) -> str:
 
 
 def text(rows: Sequence[Mapping[str, Any]], total: Total) -> str:
-    """The first rows, and what all of them come to."""
+    """The first rows, and the totals."""
     shown = [HEAD, *(_line(one) for one in rows[:SHOWN])]
     widths = [max(len(line[column]) for line in shown) for column in range(len(HEAD))]
     numbers = {"ranks", "params", "GiB", "of", "tokens", "FLOP", "s/step", "GPU-hours", "disk"}
@@ -125,7 +125,7 @@ def short(number: float | None) -> str:
     if number is None:
         return "-"
     for unit, word in ((1e15, ""), (1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if number >= 0.9995 * unit:  # what would be rounded up to it
+        if number >= 0.9995 * unit:  # numbers that would be rounded up to the unit
             return f"{number:.3g}" if not word else f"{number / unit:.3g}{word}"
     return f"{number:.3g}"
 

@@ -1,4 +1,7 @@
-"""How many parameters a rank of a stage holds, as Megatron cuts them. Bias and norms are counted, rounding is not."""
+"""The number of parameters on a rank of a stage, divided as by Megatron.
+
+Biases and norms are counted, rounding is not.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,9 @@ from megaboa.check.stages import Stage
 
 @dataclass(frozen=True)
 class Parameters:
-    """Those that all data parallel ranks share, and experts' own; `layer` is the largest layer with all of its
-    parts, `layer_experts` are its experts', `outside` are those of no layer."""
+    """Parameters shared by all data parallel ranks (`dense`), and those of experts (`expert`). `layer`: the largest
+    layer with all its parts, of which `layer_experts` are its experts'; `outside`: parameters that belong to no layer.
+    """
 
     dense: float
     expert: float
@@ -59,13 +63,13 @@ def vocabulary_rows(f: Facts) -> int:
 
 
 def padded_vocabulary(f: Facts) -> int:
-    """Bridge counts operations of a padded vocabulary even where a model's own isn't padded."""
+    """Vocabulary size with Bridge's padding, which its count of operations uses even if the model isn't padded."""
     unit = f.model.vocab_multiple * f.layout.tp
     return -(-(f.model.vocab_size or f.model.tokenizer_vocab or 0) // unit) * unit
 
 
 def of_model(f: Facts) -> float:
-    """Of the whole model, counted once: as one rank would hold it."""
+    """Parameters of the whole model, each counted once."""
     alone = Facts(model=f.model, training=f.training)
     layers = tuple(range(f.model.layers or 0))
     return of_stage(alone, Stage(0, (layers,), embedding=True, loss=True, mtp=f.model.mtp_layers)).total
@@ -80,7 +84,7 @@ def _last_layer(model: Model) -> int:
 
 
 def _layer(f: Facts, has_experts: bool) -> tuple[float, float]:
-    """Shared parameters of a layer, and its experts' on this rank."""
+    """Parameters of a layer on this rank: shared ones, and its experts'."""
     model, layout = f.model, f.layout
     hidden, matrices = model.hidden or 0, 3 if model.gated else 2
     shared = 2 * _norm(model) + _attention(f)
@@ -106,7 +110,7 @@ def _attention(f: Facts) -> float:
     query = heads * (no_position + position)
     up = (rank or hidden) * query + kv_rank * heads * (no_position + value) + heads * value * hidden
     down = (hidden * rank + rank if rank else 0) + hidden * (kv_rank + position) + kv_rank
-    return up / tp + down  # what is compressed is not cut
+    return up / tp + down  # compressed projections aren't divided
 
 
 def _norm(model: Model) -> float:

@@ -1,4 +1,4 @@
-"""How layers are divided over pipeline stages, and how micro-batches pass through them."""
+"""Division of layers over pipeline stages, and the flow of micro-batches through them."""
 
 from __future__ import annotations
 

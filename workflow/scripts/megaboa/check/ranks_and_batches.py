@@ -1,4 +1,4 @@
-"""Ranks and batches: what must divide what before a single tensor is looked at."""
+"""Ranks and batches: divisibility that is required before any tensor is looked at."""
 
 from __future__ import annotations
 

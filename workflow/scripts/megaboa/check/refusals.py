@@ -1,4 +1,4 @@
-"""What preflight refused, told in few lines, and kept for the next plan."""
+"""Preflight's refusals: summarised in a few lines, and kept for the next plan."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from megaboa.image.image_file import as_recorded
 from megaboa.paths import ExperimentFolder
 from megaboa.records import Image, ImageAsked, InsideAsked, Refusal, Refusals, plain, read_if_there
 
-NAMED = 3  # runs that a line names
+NAMED = 3  # number of runs named in a line
 
 
 def grouped(reasons: Mapping[str, Sequence[str]], one: str = "", many: str = "") -> list[str]:
-    """A line for each reason, with the runs that have it."""
+    """A line for each reason, with the runs that it applies to."""
     runs: dict[str, list[str]] = {}
     for name, given in reasons.items():
         for reason in given:
@@ -36,9 +36,9 @@ def some_of(names: Sequence[str]) -> str:
 
 
 def write(experiment: Path, refused: Mapping[str, Sequence[str]], in_image: bool = False) -> None:
-    """Beside what is known of earlier refusals: those of runs that are as they were, under the same packages.
+    """Add refusals to the known ones of unchanged runs under the same packages.
 
-    `in_image`: by the packages of the image that there is.
+    `in_image`: refused by the packages of the present image.
     """
     asked = records.read(ImageAsked, ExperimentFolder(experiment).specs.image).container if in_image else None
     wanted = files.digest(plain(asked)) if asked else None
@@ -50,8 +50,10 @@ def write(experiment: Path, refused: Mapping[str, Sequence[str]], in_image: bool
 
 
 def read(experiment: Path, packages: str, wanted: str | None = None) -> dict[str, Refusal]:
-    """Runs that were refused under these packages, outside of an image or in the one that is wanted now and that there
-    is. Another image, or one that is yet to be made, may take them. `wanted`: digest of what makes an image."""
+    """Runs refused under these packages, outside of an image or in the present image if that is the wanted one.
+
+    Another image, or one that isn't made yet, may accept them. `wanted`: digest of the image's specification.
+    """
     found = read_if_there(Refusals, ExperimentFolder(experiment).refused)
     runs = found.runs if found and found.packages == packages else {}
     here = (None, _image(experiment, wanted))
@@ -59,7 +61,7 @@ def read(experiment: Path, packages: str, wanted: str | None = None) -> dict[str
 
 
 def _image(experiment: Path, wanted: str | None) -> tuple[str, str] | None:
-    """By what it is made of, and by what was made."""
+    """The digests of an image's specification and file; None if there is no such image."""
     manifest = ExperimentFolder(experiment).image
     found = read_if_there(Image, manifest) if wanted else None
     if not found or not as_recorded(found):
@@ -72,5 +74,5 @@ def _identity(experiment: Path, run: str) -> str:
 
 
 def _packages(experiment: Path) -> str:
-    """Another version of Bridge may accept what this one refuses."""
+    """Digest of the packages: another version of Bridge may accept what this one refuses."""
     return str(records.read(InsideAsked, ExperimentFolder(experiment).specs.inside).digest)

@@ -1,4 +1,4 @@
-"""What a rule says when it is broken, and arithmetic for the nearest legal values."""
+"""What a broken rule reports, and arithmetic for the nearest legal values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from megaboa.check.facts import Facts
 
 @dataclass(frozen=True)
 class Broken:
-    """A key whose value breaks a rule, what is wrong with it, and the legal values next to it."""
+    """A key whose value breaks a rule, the problem, and the nearest legal values."""
 
     key: str
     message: str
@@ -21,7 +21,7 @@ class Broken:
 
 @dataclass(frozen=True)
 class Finding:
-    """A broken rule: what is wrong here, and the rule's name and sentence."""
+    """A broken rule: the problem, and the rule's name and sentence."""
 
     rule: str
     sentence: str
@@ -37,7 +37,7 @@ Rule = Callable[[Facts], Broken | None]
 
 
 def sentence(rule: Callable[..., Broken | None]) -> str:
-    """A rule's docstring in one line: what must hold, and who refuses it otherwise."""
+    """A rule's docstring in one line: what must hold, and what refuses it otherwise."""
     return " ".join((rule.__doc__ or "").split())
 
 

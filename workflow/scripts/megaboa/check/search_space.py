@@ -12,8 +12,8 @@ from megaboa.check.memory import GIB
 from megaboa.layout import NAMES
 from megaboa.records import Tree
 
-SHORTEST = {"cuda": 4096, "cpu": 2}  # tokens of a context rank: fewer are never worth it on GPUs
-RECOMPUTE = {  # fields of Bridge, and what holds them here
+SHORTEST = {"cuda": 4096, "cpu": 2}  # tokens per context rank: fewer are never worthwhile on GPUs
+RECOMPUTE = {  # Bridge's fields -> facts
     "overrides.model.recompute_granularity": "recompute",
     "overrides.model.recompute_method": "recompute_method",
     "overrides.model.recompute_num_layers": "recompute_layers",
@@ -23,12 +23,12 @@ RECOMPUTE = {  # fields of Bridge, and what holds them here
 @dataclass(frozen=True)
 class Candidate:
     facts: Facts
-    seconds: float | None  # of a step, by prediction; None: nothing is known of this device
+    seconds: float | None  # predicted step time; None if nothing is known about this device
     gib: float | None
 
     @property
     def name(self) -> str:
-        """`tp2-sp-mbs4-recompute`: what isn't split isn't named."""
+        """Short name such as `tp2-sp-mbs4-recompute`; axes of size 1 are left out."""
         layout = self.facts.layout
         parts = [f"{name}{getattr(layout, name)}" for name in NAMES if getattr(layout, name) not in (None, 1)]
         parts += ["sp"] if layout.sp else []
@@ -38,7 +38,7 @@ class Candidate:
 
 
 def candidates(f: Facts) -> list[Candidate]:
-    """Those that are legal and fit the GPU by prediction, fastest first; where nothing predicts times, by layout."""
+    """The legal candidates that fit the GPU by prediction, fastest first; without predicted times, by layout."""
     limit = fit.capacity(f.cluster.gpu) if f.cluster.device == "cuda" and f.cluster.gpu else None
     found = [Candidate(one, *predicted(one)) for one in _legal(f)]
     fitting = [one for one in found if limit is None or one.gib is None or one.gib * GIB <= limit]
@@ -46,7 +46,7 @@ def candidates(f: Facts) -> list[Candidate]:
 
 
 def predicted(f: Facts) -> tuple[float | None, float | None]:
-    """Seconds of a step, and GiB of a rank; None where nothing is known of the device or the model."""
+    """Predicted step time, and GiB per rank; None if the device or the model isn't known."""
     if f.model.layers is None:
         return None, None
     known = calibration.of(f.cluster.gpu if f.cluster.device == "cuda" else "cpu")
@@ -55,7 +55,8 @@ def predicted(f: Facts) -> tuple[float | None, float | None]:
 
 
 def _legal(f: Facts) -> Iterator[Facts]:
-    """Micro-batches and recomputation come with the adviser's layouts; FSDP, and tensor ranks of experts, are added."""
+    """The adviser's layouts with their micro-batches and recomputation, plus variants with FSDP and tensor parallel
+    experts."""
     plain = dataclasses.replace(f.kernels, **dict.fromkeys(RECOMPUTE.values()))
     started = dataclasses.replace(f, kernels=plain, layout=dataclasses.replace(f.layout, fsdp="none", etp=None))
     for one in adviser.candidates(started, SHORTEST[f.cluster.device]):
@@ -74,7 +75,7 @@ def _further(f: Facts) -> Iterator[Tree]:
 
 
 def differences(facts: Facts, own: Facts) -> Tree:
-    """The keys of the experiment in which a setting differs from the user's own run."""
+    """The keys of the experiment in which a setting differs from the user's run."""
     found: Tree = {}
     for name in (*NAMES, "sp", "fsdp", "distributed_optimizer"):
         value = getattr(facts.layout, name)

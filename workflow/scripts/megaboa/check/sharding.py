@@ -1,4 +1,4 @@
-"""What FSDP and the distributed optimizer go together with."""
+"""Combinations with FSDP and the distributed optimizer."""
 
 from __future__ import annotations
 

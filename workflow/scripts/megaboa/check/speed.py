@@ -1,8 +1,8 @@
-"""How long a step takes in a layout, by prediction: what preflight, costs, `advise`, the report and the doctor say.
+"""Predicted time of a step in a layout, for preflight, costs, `advise`, the report and the doctor.
 
-Kernels of one micro-batch (`work`), each timed by a law of the GPU's calibration; a layer takes as long as its kernels
-or as the host needs to start them, whichever is longer; then what others are waited for: collectives that nothing
-hides, the pipeline, the gradients' sum, the optimizer. docs/explanation/speed.md says it in words.
+Each kernel of a micro-batch (`work`) is timed by a law of the GPU's calibration. A layer takes as long as its kernels,
+or as the host needs to launch them, whichever is longer. Waiting is added: collectives that nothing hides, the
+pipeline, the reduction of gradients, the optimizer. docs/explanation/speed.md explains it.
 """
 
 from __future__ import annotations
@@ -19,34 +19,34 @@ from megaboa.check.stages import Stage, stages
 from megaboa.check.work import Message, Part, Product
 from megaboa.records import Calibration, Law, Link
 
-# Where only GPUs of one node were measured: 400 Gbit/s for each, of which collectives reach four fifths.
+# Used if only GPUs of one node were measured: 400 Gbit/s each, of which collectives reach four fifths.
 NETWORK = Law(rate=40e9, latency=30e-6)
-TYPES = {  # in the name of a precision: in a calibration, and how much faster than bf16 where it wasn't measured
+TYPES = {  # part of a precision's name -> type in a calibration, and speed relative to bf16 if it wasn't measured
     "fp8_current": ("fp8_current", 1.5),
     "fp8_delayed": ("fp8_delayed", 1.6),
     "subchannel": ("fp8_blocks", 1.4),
     "mxfp8": ("mxfp8", 1.5),
     "fp4": ("nvfp4", 2.0),
 }
-BYTES_OF_PASS = 1.5  # of a kernel of norms, activations, losses: as many more than the sum of tensors moves in its time
-SCORE_PASSES = 1.2  # the same, of scores that aren't fused, in addition
-ACCUMULATED = 10  # bytes for each parameter and micro-batch: the gradient is read, and added to the one in fp32
-UPDATED = 50  # bytes for each parameter that a rank updates: gradients are measured, Adam's states read and written
-CAST = 6  # bytes for each weight in bf16 that is cast once a step: read twice, written by rows and by columns
+BYTES_OF_PASS = 1.5  # time per byte of norms, activations and losses, relative to a sum of tensors
+SCORE_PASSES = 1.2  # additional factor of the same kind, for scores that aren't fused
+ACCUMULATED = 10  # bytes per parameter and micro-batch: the gradient is read, and added to the fp32 one
+UPDATED = 50  # bytes per parameter that a rank updates: the gradients' norm, and reading and writing Adam's states
+CAST = 6  # bytes per bf16 weight that is cast once a step: read twice, and written by rows and by columns
 CAST_BY_ROW = 14e9  # weights per second: megatron-core casts those kept in FP8 as single rows (docs/benchmarks/h200.md)
-ROUTING = 60  # launches of a layer of experts that wasn't measured: routing, sorting, exchanging, both ways
-REPLAYED = 0.3  # of the host's time of a layer's part, what its graph leaves
-ROUTED = 0.15  # of the host's time of the half with experts, what the router takes, and the sorting behind it
-HOST_SHARE = 0.05  # of a step, from which it is uncertain
-WAITS = 2.7  # exponent: at infinity the longer of host and GPU alone would count
-FIRST_PIECE = 0.1  # of gradients or weights that are sent behind calculation
-OVERLAPPED_LATENCIES = 0.2  # of what runs behind calculation: shares of it that show all the same
+ROUTING = 60  # launches of an unmeasured layer of experts: routing, sorting and exchanging, forward and backward
+REPLAYED = 0.3  # share of the host's time for a layer's part that remains with a graph
+ROUTED = 0.15  # share of the host's time for the half with experts that is spent on the router and the sorting after it
+HOST_SHARE = 0.05  # of a step: with a larger share of the host, the prediction is uncertain
+WAITS = 2.7  # exponent of the soft maximum of host and GPU; at infinity it would be the maximum
+FIRST_PIECE = 0.1  # share of gradients or weights that can't be hidden behind calculation
+OVERLAPPED_LATENCIES = 0.2  # share of hidden communication that shows nevertheless
 
 
 @dataclass(frozen=True)
 class Step:
-    """Seconds, by what they are spent on. `host`: the GPU waits for its kernels to be started; `bubble`: for other
-    stages; tensor, context, expert, pipeline and data: for what other ranks send."""
+    """Seconds of a step by what they are spent on. `host`: the GPU waits for launches; `bubble`: it waits for other
+    stages; tensor, context, expert, pipeline and data: it waits for data from other ranks."""
 
     products: float = 0.0
     attention: float = 0.0
@@ -65,7 +65,7 @@ class Step:
         return sum(vars(self).values())
 
     def shares(self, least: float = 0.01) -> str:
-        """`products 57%, attention 10%`: the parts that are at least so large a share, in the model's order."""
+        """Text such as `products 57%, attention 10%`: the parts with at least this share, in the model's order."""
         whole = self.seconds or 1.0
         return ", ".join(f"{name} {part / whole:.0%}" for name, part in vars(self).items() if part / whole >= least)
 
@@ -80,12 +80,12 @@ NOTHING = Step()
 
 
 def is_known(f: Facts) -> bool:
-    """Whether there is a calibration of the GPU."""
+    """Whether there is a calibration for the GPU."""
     return calibration.of(f.cluster.gpu) is not None
 
 
 def of_step(f: Facts, given: Calibration | None = None) -> Step:
-    """By the calibration of the run's GPU, unless another is given."""
+    """The predicted step, by the calibration of the run's GPU, unless another one is given."""
     known = given or calibration.of(f.cluster.gpu)
     if known is None:
         raise ValueError(f"resources.gpu: there is no calibration of a {f.cluster.gpu}")
@@ -93,13 +93,13 @@ def of_step(f: Facts, given: Calibration | None = None) -> Step:
 
 
 def is_uncertain(f: Facts, step: Step) -> bool:
-    """Whether the host, or tokens that aren't spread evenly over experts, may have a large part in it: that is
-    predicted far worse than the rest."""
+    """Whether launches, or an uneven spread of tokens over experts, may matter: these are predicted far worse than the
+    rest."""
     return f.model.is_sparse or step.host >= HOST_SHARE * step.seconds
 
 
 class _Model:
-    """Of one run on one kind of GPU."""
+    """The model of one run on one kind of GPU."""
 
     def __init__(self, f: Facts, known: Calibration) -> None:
         self.f, self.known = f, known
@@ -107,7 +107,7 @@ class _Model:
         self.low = next((found for name, found in TYPES.items() if name in (f.training.precision or "")), None)
         layout = f.layout
         inner = layout.tp * layout.cp
-        # By axis: how many ranks, and how far apart neighbours are.
+        # Axis -> number of ranks, and distance of neighbours.
         self.groups = {
             "tp": (layout.tp, 1),
             "cp": (layout.cp, layout.tp),
@@ -137,7 +137,7 @@ class _Model:
         return both * count + Step(bubble=bubble, pipeline=pipeline, data=data, optimizer=optimizer)
 
     def trained(self, stage: Stage) -> parameters.Parameters:
-        """What of a stage's parameters has gradients. Adapters' own products are few, and not counted."""
+        """The stage's parameters that have gradients. The adapters' own products are negligible, and not counted."""
         if self.f.is_frozen:
             return parameters.Parameters(adapters.of_stage(self.f, stage), 0.0)
         return parameters.of_stage(self.f, stage)
@@ -148,7 +148,7 @@ class _Model:
         for (sparse, again), number in self.layers_of(stage).items():
             there, back = self.layer(sparse, again)
             forward, backward = forward + there * number, backward + back * number
-        # The host's work outside layers is counted at the loss, whose kernels hide it as those of layers hide theirs.
+        # The host's work outside of layers is attributed to the loss, whose kernels can hide it.
         outside = (
             (work.embedding, stage.embedding, 0.0),
             (work.loss, stage.loss, self.outside()),
@@ -162,14 +162,14 @@ class _Model:
         return forward, backward + Step(memory=gradients)
 
     def kind(self, stage: Stage) -> Hashable:
-        """The same for stages that take the same time."""
+        """Key for stages that take the same time."""
         return frozenset(self.layers_of(stage).items()), stage.embedding, stage.loss
 
     def layers_of(self, stage: Stage) -> Counter[tuple[bool, bool]]:
-        """How many have experts or not, and are calculated again as a whole in the backward pass or not."""
+        """Numbers of layers, by whether they have experts, and whether they are recomputed as a whole."""
         f = self.f
         full, block = f.kernels.recompute == "full", f.kernels.recompute_method == "block"
-        again = (f.kernels.recompute_layers or 1) if block else len(stage.layers)  # of each virtual stage, the first
+        again = (f.kernels.recompute_layers or 1) if block else len(stage.layers)  # the first of each virtual stage
         found = Counter(
             (self.sparse(layer), full and place < again) for chunk in stage.chunks for place, layer in enumerate(chunk)
         )
@@ -188,7 +188,7 @@ class _Model:
     def _layer(self, sparse: bool, again: bool) -> tuple[Step, Step]:
         f, kernels = self.f, self.f.kernels
         half = work.experts(f) if sparse else work.feed_forward(f)
-        host = self.host(sparse)  # which runs ahead of the GPU: its time isn't bound to the half that caused it
+        host = self.host(sparse)  # the host runs ahead, so its time isn't tied to the half that it works for
         first, second = self.part(work.attention(f), host / 2), self.part(half, host / 2)
         forward, backward = first[0] + second[0], first[1] + second[1]
         if again:
@@ -200,7 +200,7 @@ class _Model:
         return forward, backward
 
     def host(self, sparse: bool) -> float:
-        """What it takes to start a layer's kernels, forward and backward."""
+        """The host's time to launch a layer's kernels, forward and backward."""
         by_type, law = self.known.layer, self.known.experts_host
         seconds = by_type.get(self.low[0] if self.low else "", next(iter(by_type.values())))
         if self.f.layout.tp > 1:
@@ -213,25 +213,25 @@ class _Model:
         return ahead * (1 - attention) + behind * (1 - half)
 
     def graphed(self, sparse: bool) -> tuple[float, float]:
-        """What graphs spare the host of its time for a layer's attention, and for its other half."""
+        """The shares of the host's time that graphs save, for a layer's attention and its other half."""
         kernels = self.f.kernels
         if kernels.is_graphed_whole:
             return 1.0, 1.0
         if kernels.graphs == "none":
             return 0.0, 0.0
         modules, saved = kernels.graph_modules, 1 - REPLAYED
-        if not modules:  # whole layers
+        if not modules:  # whole layers are graphed
             return saved, saved
         whole = ("moe" if sparse else "mlp") in modules
         routed = ROUTED if sparse and "moe_router" in modules else 0.0
         return saved * ("attn" in modules), saved * (1.0 if whole else routed)
 
     def outside(self) -> float:
-        """The same outside a micro-batch's layers, which only a graph of the whole iteration spares the host."""
+        """The host's time outside a micro-batch's layers, which only a graph of the whole iteration saves."""
         return 0.0 if self.f.kernels.is_graphed_whole else self.known.micro_batch
 
     def part(self, one: Part, host: float) -> tuple[Step, Step]:
-        """Forward, and backward: two products for each, or one where weights are frozen."""
+        """A part forward and backward; backward has two products for each forward one, or one if weights are frozen."""
         products = sum(map(self.product, one.products))
         ahead, behind = self.attention(one)
         forward = Step(products=products, attention=ahead, memory=self.passes(one.forward_bytes))
@@ -266,7 +266,8 @@ class _Model:
         return forward, backward
 
     def plain_attention(self, one: Part) -> tuple[float, float]:
-        """Two products over all scores, and their passes through memory: scale, mask, softmax, dropout."""
+        """Attention without fusion: two products over all scores, and passes over memory for scale, mask, softmax and
+        dropout."""
         scores = one.scores
         assert scores is not None
         law, dropped = next(iter(self.known.products.values())), 5 if self.f.kernels.attention_dropout else 0
@@ -276,10 +277,10 @@ class _Model:
             2 * products + self.passes(SCORE_PASSES * 2 * scores.count * (6 + dropped)),
         )
 
-    # --- what others are waited for ---
+    # --- waiting for others ---
 
     def with_messages(self, step: Step, messages: tuple[Message, ...]) -> Step:
-        """Times of messages that nothing hides, and what sticks out of those that something does."""
+        """A step with the times of its messages, as far as they aren't hidden."""
         shown = dict.fromkeys(("tp", "cp", "ep"), 0.0)
         behind = {"products": step.products, "attention": step.attention}
         for one in messages:
@@ -294,7 +295,7 @@ class _Model:
         return step + Step(tensor=shown["tp"], context=shown["cp"], expert=shown["ep"])
 
     def message(self, axis: str, kind: str, size: float) -> float:
-        """Of a collective over the ranks of an axis; those of one node have the node's links."""
+        """Seconds of a collective over the ranks of an axis."""
         ranks, stride = self.groups[axis]
         if ranks == 1:
             return 0.0
@@ -304,7 +305,8 @@ class _Model:
         return law.latency * steps + share * size / law.rate
 
     def link(self, kind: str, ranks: int, stride: int) -> tuple[Law, int]:
-        """Between nodes, those of one node share what their GPUs have of the network."""
+        """The law between such ranks, and the number of ranks that it was measured with. Between nodes, ranks on the
+        same node share their GPUs' network."""
         node: Link = self.known.node
         inside = max(1, min(ranks, self.f.cluster.gpus_per_node // stride))
         law: Law = getattr(node, kind)
@@ -316,18 +318,21 @@ class _Model:
         return Law(rate=min(law.rate, outer.rate * alone), latency=law.latency + outer.latency), max(2, node.ranks)
 
     def passed(self, times: float) -> float:
-        """Between stages, there and back."""
+        """Seconds for passing data between stages, forward and backward."""
         if self.f.layout.pp == 1:
             return 0.0
         tokens = (self.f.training.seq_length or 0) * (self.f.training.mbs or 1) / self.f.layout.cp
         shared = self.f.layout.sp or self.f.kernels.scattered_stages
         size = 2 * tokens * (self.f.model.hidden or 0) / (self.f.layout.tp if shared else 1)
-        shown = 1.0 if self.f.layout.chunks == 1 else 0.5  # interleaved stages calculate meanwhile
+        shown = 1.0 if self.f.layout.chunks == 1 else 0.5  # interleaved stages calculate in the meantime
         return 2 * times * self.message("pp", "send", size) * shown
 
     def data(self, held: parameters.Parameters, forward: float, backward: float, count: int) -> float:
-        """Gradients are added up, updated weights sent round, behind the last micro-batch's backward pass and the first
-        one's forward pass where that is overlapped. FSDP does both for every micro-batch."""
+        """Seconds for reducing gradients and gathering updated weights.
+
+        With overlap, these are hidden behind the last micro-batch's backward pass and the first one's forward pass.
+        FSDP does both for every micro-batch.
+        """
         f, kernels, layout = self.f, self.f.kernels, self.f.layout
         half = f.training.precision == "fp16_mixed" or not kernels.fp32_gradients or layout.fsdp == "megatron"
         scatter = gather = 0.0
@@ -358,12 +363,13 @@ class _Model:
 
 
 def _with_host(step: Step, host: float) -> Step:
-    """The longer of the two, and more where they are about as long: each waits for the other now and then."""
+    """The step with waiting for the host: the longer of the two, and more if they are about equal, as each sometimes
+    waits."""
     if not host:
         return step
     return step + Step(host=(step.seconds**WAITS + host**WAITS) ** (1 / WAITS) - step.seconds)
 
 
 def _behind(message: float, calculation: float) -> float:
-    """What shows of a message in pieces that runs behind calculation: the first or last piece at least."""
+    """The visible time of a message sent in pieces behind calculation: at least the first or last piece."""
     return max(FIRST_PIECE * message, message - calculation)

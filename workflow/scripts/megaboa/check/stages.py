@@ -1,4 +1,4 @@
-"""Which layers, and what else, lie on a pipeline stage, and how many micro-batches are in flight there."""
+"""The contents of pipeline stages, and the number of micro-batches in flight there."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from megaboa.check.facts import Facts
 
 @dataclass(frozen=True)
 class Stage:
-    """What one pipeline rank holds: the numbers of its layers, by its virtual stages."""
+    """Contents of one pipeline rank: the numbers of its layers, by virtual stage."""
 
     number: int
     chunks: tuple[tuple[int, ...], ...]
@@ -35,7 +35,7 @@ def stages(f: Facts) -> list[Stage]:
 
 
 def _chunks(f: Facts) -> list[list[int | str]]:
-    """What lies on every virtual stage, in the order in which data passes them."""
+    """The contents of every virtual stage, in the order of the data flow."""
     if f.layout.stages is not None:
         return _numbered(f.layout.stages)
     sizes = _sizes(f)
@@ -80,7 +80,7 @@ def _sizes(f: Facts) -> list[int]:
 
 
 def in_flight(f: Facts, stage: int) -> float:
-    """Micro-batches whose activations a stage keeps at most, as multiples of all its layers
+    """Maximum number of micro-batches whose activations a stage keeps, as multiples of all its layers
     (one-forward-one-backward)."""
     count, pp, chunks = f.microbatches or 1, f.layout.pp, f.layout.chunks
     if chunks == 1:

@@ -1,11 +1,11 @@
-"""What tensor, sequence and context parallelism cut, and what low precision wants of the pieces."""
+"""The cuts of tensor, sequence and context parallelism, and low precision's requirements for the pieces."""
 
 from __future__ import annotations
 
 from megaboa.check.facts import Facts
 from megaboa.check.rule import Broken, divisors, multiples, warning
 
-# What Transformer Engine's quantized matrix products want both dimensions to be multiples of.
+# Transformer Engine's quantized matrix products require both dimensions to be multiples of these.
 ALIGNMENT = {
     "bf16_with_fp8_delayed_scaling_mixed": 16,
     "bf16_with_fp8_current_scaling_mixed": 16,

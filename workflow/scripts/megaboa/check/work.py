@@ -1,8 +1,8 @@
-"""What one rank does for one micro-batch, by parts of the model: matrix products, attention, passes over memory, and
-what it exchanges with others.
+"""The work of one rank for one micro-batch, by parts of the model: matrix products, attention, passes over memory, and
+messages.
 
-Nothing here knows how fast a GPU is: `speed` takes times from a calibration. Numbers of bytes follow what
-megatron-core's and Transformer Engine's kernels read and write, in 16 bits unless a comment says otherwise.
+It doesn't depend on a GPU's speed; `speed` takes times from a calibration. Numbers of bytes follow what megatron-core's
+and Transformer Engine's kernels read and write, in 16 bits unless a comment says otherwise.
 """
 
 from __future__ import annotations
@@ -13,19 +13,22 @@ from megaboa.check.facts import Facts
 from megaboa.check.parameters import vocabulary_rows
 
 WIDTH = 2  # bytes of a value between kernels
-# Bytes for each logit, forward and backward: Bridge's fused loss works in fp32, Transformer Engine's and ours in place.
+# Bytes per logit, forward and backward. Bridge's fused loss works in fp32, Transformer Engine's and ours in place.
 LOSS_PASSES = {"native": 36, "te": 12, "ours": 8, "unfused": 60}
 
 
 @dataclass(frozen=True)
 class Product:
-    """Rows by columns, over `depth`; of `groups` experts together. Output layer and router stay in 16 bits in FP8."""
+    """A matrix product of rows by columns, over `depth`; `groups`: number of experts in it.
+
+    With FP8, the output layer and the router remain in 16 bits.
+    """
 
     rows: float
     columns: float
     depth: float
     groups: float = 1
-    low: bool = True  # whether it is calculated in FP8 where the training is
+    low: bool = True  # whether it is in FP8, if the training is
 
     @property
     def operations(self) -> float:
@@ -38,29 +41,33 @@ class Product:
 
 @dataclass(frozen=True)
 class Scores:
-    """Of attention: how many are calculated (half of all are in the future), with how many channels of keys and values
-    together. Where attention isn't fused all are, and go through memory."""
+    """Attention: number of calculated scores (half of all, as the rest is in the future), and channels of keys plus
+    values.
+
+    If attention isn't fused, all scores are calculated, and go through memory.
+    """
 
     count: float
     channels: float
     rows: float  # queries of all heads
-    pieces: int = 1  # rounds, as keys and values come from other context parallel ranks
+    pieces: int = 1  # rounds in which keys and values come from other context parallel ranks
 
 
 @dataclass(frozen=True)
 class Message:
-    """`axis`: tp, cp or ep; bytes of the whole tensor on a rank. `hidden`: behind what may run at the same time:
-    nothing, the attention, or (backward) the products."""
+    """A collective. `axis`: tp, cp or ep. `bytes`: size of the whole tensor on a rank. `hidden`: the work that can hide
+    it: none, attention or, in the backward pass, products."""
 
     axis: str
-    kind: str  # of collective, as a calibration's Link has it
+    kind: str  # the collective's name in a calibration's Link
     bytes: float
     hidden: str = ""
 
 
 @dataclass(frozen=True)
 class Part:
-    """Of a layer, or of the model's ends. Backward is twice the products, and attention's own law."""
+    """The work of a part of a layer, or of the model's ends. Backward has two products for each; attention has its own
+    law."""
 
     products: tuple[Product, ...] = ()
     scores: Scores | None = None
@@ -79,7 +86,7 @@ def attention(f: Facts) -> Part:
     length = f.training.seq_length or 0
     rows = tokens * heads / tp
     scores = Scores(rows * length / 2, sum(channels), rows, f.layout.cp)
-    inner = tokens * heads / tp * sum(channels)  # about what queries, keys and values have together
+    inner = tokens * heads / tp * sum(channels)  # approximate size of queries, keys and values together
     turned = 0 if model.learned_positions else 4 * WIDTH * inner
     forward, backward = _row_passes(f, hidden)
     bias = tokens * (3 * heads * channels[0] / tp + hidden) if model.bias else 0.0
@@ -96,7 +103,7 @@ def attention(f: Facts) -> Part:
 
 
 def _channels(f: Facts) -> tuple[float, float]:
-    """Of a head: of queries and keys, and of values."""
+    """Channels of a head: those of queries and keys, and those of values."""
     model = f.model
     if not model.latent:
         return model.head_dim or 0, model.head_dim or 0
@@ -114,7 +121,10 @@ def _grouped_queries(f: Facts) -> tuple[Product, ...]:
 
 
 def _latent(f: Facts) -> tuple[Product, ...]:
-    """What is compressed is calculated by every tensor rank, of its share of the tokens under sequence parallelism."""
+    """Products of latent attention.
+
+    Every tensor rank does the compression, for its tokens under sequence parallelism.
+    """
     model, tp, tokens = f.model, f.layout.tp, _tokens(f)
     hidden, heads = model.hidden or 0, model.heads or 0
     (query, value), rank, kv_rank = _channels(f), model.q_rank, model.kv_rank or 0
@@ -154,8 +164,8 @@ def experts(f: Facts) -> Part:
     shared, there, back = _dense(f, model.shared_ffn or 0) if model.shared_ffn else ((), 0.0, 0.0)
     forward, backward = _row_passes(f, hidden)
     activation_forward, activation_backward = _activation(f, rows * ffn / layout.expert_tp)
-    scores = 10 * 4 * own * count  # in fp32: scores, probabilities, the balance's loss
-    # Sorted by expert, put back, weighted; once more on the receiving rank where experts are spread.
+    scores = 10 * 4 * own * count  # in fp32: scores, probabilities, the balancing loss
+    # Sorted by expert, put back, weighted; if experts are spread, also sorted on the receiving rank.
     sorts = 2 * 2 * WIDTH * sent * hidden * (2 if layout.ep > 1 else 1)
     messages = []
     if layout.ep > 1:
@@ -203,34 +213,38 @@ def embedding(f: Facts) -> Part:
 
 
 def _dense(f: Facts, ffn: float) -> tuple[tuple[Product, ...], float, float]:
-    """Products, and bytes of the activation forward and backward."""
+    """Products of dense layers, and bytes of the activation forward and backward."""
     model, tp, tokens, hidden = f.model, f.layout.tp, _tokens(f), f.model.hidden or 0
     gates = 2 if model.gated else 1
     products = (Product(tokens, gates * ffn / tp, hidden), Product(tokens, hidden, ffn / tp))
     forward, backward = _activation(f, tokens * ffn / tp)
     if model.bias:
-        backward += WIDTH * tokens * (ffn / tp + hidden)  # sums of its gradient
+        backward += WIDTH * tokens * (ffn / tp + hidden)  # sums for the bias's gradient
         forward += 2 * WIDTH * tokens * hidden
     return products, forward, backward
 
 
 def _activation(f: Facts, values: float) -> tuple[float, float]:
-    """Of so many results: gated ones read two inputs for each. Where it isn't one kernel, every step of it is."""
+    """Bytes of an activation with this many outputs. Gated ones read two inputs for each; without fusion every step
+    counts."""
     steps = 1 if f.kernels.fused_activation or f.model.gated else 3
     inputs = 2 if f.model.gated else 1
     return steps * WIDTH * values * (inputs + 1), steps * WIDTH * values * (2 * inputs + 1)
 
 
 def _row_passes(f: Facts, hidden: float) -> tuple[float, float]:
-    """Bytes of a norm and a residual addition, forward and backward, dropout included."""
+    """Bytes of a norm and a residual addition, forward and backward, including dropout."""
     values = _tokens(f) / _shared(f) * hidden
     dropped = 3 if f.model.dropout else 0
     return values * (5 * WIDTH + dropped), values * (7 * WIDTH + dropped + (WIDTH if f.model.dropout else 0))
 
 
 def _tensor_messages(f: Facts, backward: bool = False) -> tuple[Message, ...]:
-    """Of half a layer. Backward, what belongs to the first product runs behind gradients of weights; the input, which
-    sequence parallelism keeps in pieces, is gathered once more."""
+    """Messages for half a layer.
+
+    In the backward pass, those of the first product are hidden behind the gradients of weights. The input, which
+    sequence parallelism keeps in pieces, is gathered once more.
+    """
     if f.layout.tp == 1:
         return ()
     whole = WIDTH * _tokens(f) * (f.model.hidden or 0)
@@ -243,7 +257,8 @@ def _tensor_messages(f: Facts, backward: bool = False) -> tuple[Message, ...]:
 
 
 def _context_messages(f: Facts, channels: tuple[float, float]) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
-    """Keys and values go round while attention is calculated; or heads and tokens change places before and after."""
+    """Messages of context parallelism: keys and values circulate during attention, or heads and tokens are exchanged
+    around it."""
     cp, model = f.layout.cp, f.model
     if cp == 1:
         return (), ()
@@ -262,7 +277,7 @@ def _context_messages(f: Facts, channels: tuple[float, float]) -> tuple[tuple[Me
 
 
 def _tokens(f: Facts) -> float:
-    """Of a micro-batch on one context rank."""
+    """Tokens of a micro-batch on one context rank."""
     return (f.training.seq_length or 0) * (f.training.mbs or 1) / f.layout.cp
 
 

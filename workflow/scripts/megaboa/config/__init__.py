@@ -1,4 +1,4 @@
-"""The experiment file: what may stand in it, and reading it."""
+"""The experiment file: its keys, how it is read, and its checks."""
 
 from megaboa.config.load import DEFAULT_CONFIG, LoadedExperiment, command_line, load, nested
 from megaboa.config.models.experiment import Experiment

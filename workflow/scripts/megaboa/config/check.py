@@ -1,4 +1,4 @@
-"""What pydantic finds, in the user's words; and what no single value shows: references and files."""
+"""Translates pydantic's errors, and checks what no single value shows: references and files."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from megaboa.records import Tree
 
 
 def messages(error: ValidationError, raw: Tree) -> list[tuple[tuple[str | int, ...], str]]:
-    """The errors of the typed models: the path of each, and what to say about it."""
+    """The errors of the typed models: the path and the message of each."""
     details = [(_real_path(detail, raw), detail) for detail in error.errors(include_url=False)]
     return [(path, _message(detail, path)) for path, detail in details]
 
@@ -40,7 +40,7 @@ def translate(error: ValidationError, raw: Tree, places: Places) -> list[Problem
 
 
 def value_problems(path: Path, value: Any, raw: Tree) -> list[str]:
-    """What is wrong with a value at a path, seen by itself."""
+    """Messages about a value at a path, checked by itself."""
     if path[0] == "overrides" or (path[0] == "models" and len(path) > 3):
         return []
     if path == ("model",):
@@ -56,7 +56,7 @@ def value_problems(path: Path, value: Any, raw: Tree) -> list[str]:
 
 
 def _blends(path: Path, value: Any) -> list[tuple[Path, Any]]:
-    """The blends that stand at a path of the data section, or below it."""
+    """The blends at a path of the data section, or below it."""
     if path == ("data", "blend") or (len(path) == 3 and path[:2] == ("data", "blend_per_split")):
         return [(path, value)]
     if path in (("data", "blend_per_split"), ("data", "validation_sets")) and isinstance(value, dict):
@@ -96,7 +96,7 @@ def _real_path(detail: ErrorDetails, raw: Any) -> tuple[str | int, ...]:
 
 
 def _section_of(path: tuple[str | int, ...]) -> type[BaseModel] | None:
-    """The typed section whose field stands at the end of a path."""
+    """The typed section with the field at the end of a path."""
     section: type[BaseModel] | None = Experiment
     skip = False
     for part in path[:-1]:
@@ -208,7 +208,7 @@ def _unknown_reference(name: Any, defined: Any, what: str) -> list[str]:
 
 
 def references(raw: Tree, places: Places, factors: Any) -> list[Problem]:
-    """Names that are not defined, and files that are not there: found in the tree itself, with all other mistakes."""
+    """Undefined names and missing files, found in the raw tree so that they are reported with all other mistakes."""
     problems: list[Problem] = []
 
     def complain(path: tuple[str | int, ...], messages: list[str]) -> None:
@@ -259,20 +259,20 @@ def references(raw: Tree, places: Places, factors: Any) -> list[Problem]:
 
 
 def _same_files(corpora: dict[str, Tree]) -> Iterator[tuple[str, str]]:
-    """Corpora whose files would have the names of another's: `a` with the keys `b` and `c`, and `a_b`."""
+    """Corpora whose files would have the same names as another's: `a` with the keys `b` and `c`, and `a_b`."""
     owners: dict[str, str] = {}
     for name, corpus in corpora.items():
         text_key = corpus.get("text_key", "text")
         keys_of_it = [text_key] if isinstance(text_key, str) else text_key
         if not isinstance(keys_of_it, list) or not all(isinstance(key, str) for key in keys_of_it):
-            continue  # which is a mistake of its own
+            continue  # reported elsewhere
         for stem in file_stems(name, keys_of_it):
             if (owner := owners.setdefault(stem, name)) != name:
                 yield name, f"its files {stem}.bin and {stem}.idx would be those of the corpus {owner!r}: rename one"
 
 
 def is_local(name: str) -> bool:
-    """Whether a Hugging Face name is a folder of this machine."""
+    """Whether a Hugging Face name is a local folder."""
     return name.startswith(("./", "../", "/", "~")) or FilePath(name).is_dir()
 
 
@@ -311,7 +311,7 @@ def _recipe_problem(recipe: Any) -> list[str]:
 
 
 def _missing_file(path: Any) -> list[str]:
-    """Of a Python file; other values are another's business."""
+    """The problem of a missing Python file. Values of another kind are checked elsewhere."""
     if not isinstance(path, str) or not path.endswith(".py") or FilePath(path).expanduser().is_file():
         return []
     return [f"there is no file {path!r}: check the path"]
@@ -352,21 +352,21 @@ def _tokenizer_file_problem(field: str, value: Any) -> list[str]:
 
 
 def _too_many_tokens(tokenizer: Tree) -> list[str]:
-    """More than the file has: Megatron refuses that too."""
+    """The problem of a vocabulary larger than the file's, which Megatron would refuse as well."""
     path, wanted = tokenizer.get("tiktoken"), tokenizer.get("vocab_size")
     special = tokenizer.get(
         "tiktoken_num_special_tokens", Tokenizer.model_fields["tiktoken_num_special_tokens"].default
     )
     if not isinstance(path, str) or not isinstance(wanted, int) or not isinstance(special, int):
         return []
-    with contextlib.suppress(InputError, OSError):  # told elsewhere
+    with contextlib.suppress(InputError, OSError):  # reported by _tokenizer_file_problem
         if wanted > (most := tokenizer_files.size(path, "tiktoken", special)):
             return [f"is {wanted}, and {path!r} with {special} special tokens has {most}: at most that"]
     return []
 
 
 def _pairs_problem(named: Any, split: Any) -> list[str]:
-    """Of existing tokens; what has the wrong type is a mistake of its own."""
+    """The problem of pairs of existing tokens. Wrong types are reported by the models."""
     words = named if isinstance(named, list) else [named]
     if not words or not all(isinstance(word, str | int | float) and word != "" for word in words):
         return []
@@ -396,9 +396,9 @@ def _one_source_problem(source: str) -> list[str]:
 
 
 def _image_problems(image: Any) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    """What is wrong with the files and folders that `image` names, each with its place, before anything is submitted.
+    """Problems of the files and folders in `image`, each with its place, found before anything is submitted.
 
-    What has the wrong type or form is a mistake of its own.
+    Wrong types and forms are reported by the models.
     """
     runtime = image.get("runtime") if isinstance(image, dict) else None
     if not isinstance(runtime, str) or runtime not in SUFFIXES:

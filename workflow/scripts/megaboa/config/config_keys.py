@@ -1,7 +1,7 @@
-"""Keys of a Hugging Face config, known without importing transformers, which takes seconds.
+"""The known keys of Hugging Face configs, without importing transformers, which takes seconds.
 
-transformers takes any key and keeps it: one that is misspelt leaves the default in force. `megaboa
-write-config-keys` writes the table; a test compares it with the packages that are installed.
+transformers accepts and keeps any key, so a misspelt one silently leaves the default in force. `megaboa
+write-config-keys` writes the table; a test compares it with the installed packages.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ def table() -> dict[str, Any]:
 
 
 def unknown(config: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Keys that neither the config class of the family nor Bridge reads, each with what to say about it.
+    """Keys that neither the config class of the family nor Bridge reads, each with a message.
 
-    Of a family that isn't in the table nothing is known.
+    Families that aren't in the table aren't checked.
     """
     if not isinstance(config, dict):
         return
@@ -49,7 +49,7 @@ def unknown(config: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str
 
 
 def unknown_path(path: tuple[str, ...], raw: Tree) -> str | None:
-    """What is wrong with a key of the sweep, if it is one of a model's config: `models.<model>.config.<key>`."""
+    """The problem of a key of the sweep in a model's config: `models.<model>.config.<key>`."""
     if path[0] != "models" or path[2:3] != ("config",) or len(path) < 4:
         return None
     config: Any = raw

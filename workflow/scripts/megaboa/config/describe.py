@@ -1,4 +1,4 @@
-"""The JSON schema and the table of keys, made from the typed models."""
+"""Generates the JSON schema and the table of keys from the typed models."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ BEGIN, END = "<!-- keys: generated from the typed models by megaboa write-schema
 
 
 class _Plain(GenerateJsonSchema):
-    """Without the titles that only repeat the names."""
+    """A schema without titles, which would only repeat the names."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False
 
 
 def json_schema() -> Tree:
-    """For editors: completion, descriptions, and most mistakes underlined. The plan checks more."""
+    """The schema for editors: completion, descriptions, and a check of most values. The plan checks more."""
     schema = Experiment.model_json_schema(schema_generator=_Plain)
     schema = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -39,7 +39,7 @@ def json_schema() -> Tree:
             property_.pop("short", None)
     for property_ in schema["properties"].values():
         property_.pop("short", None)
-        if isinstance(property_.get("default"), dict):  # a section's own keys have the defaults
+        if isinstance(property_.get("default"), dict):  # the section's own keys have the defaults
             del property_["default"]
     axes = {dotted: {"description": key.field.description} for dotted, key in keys.sweepable().items()}
     definition = schema["$defs"]["Sweep"]["properties"]
@@ -77,7 +77,7 @@ def key_table() -> str:
 
 
 def readme_with_table(text: str) -> str:
-    """A README with the table between its markers brought up to date."""
+    """A README with an updated table between its markers."""
     begin, end = text.index(BEGIN) + len(BEGIN), text.index(END)
     names = ", ".join(f"`{name}`" for name in NAMES)
     note = f"Keys of the types *number* and *whole number* marked with ƒ also take an expression of {names}."

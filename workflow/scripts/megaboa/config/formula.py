@@ -1,7 +1,7 @@
-"""Arithmetic in place of a number: `"20 * params / (gbs * seq_length)"`.
+"""Arithmetic expressions in place of numbers: `"20 * params / (gbs * seq_length)"`.
 
-Parsed to Python's syntax tree, of which only numbers, the known names, a few operators and functions are let through,
-and calculated with exact fractions, so that rounding up is never wrong by one.
+An expression is parsed to Python's syntax tree. Only numbers, known names, and a few operators and functions are
+accepted. The calculation uses exact fractions, so that rounding up is never wrong by one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pydantic_core import CoreSchema, core_schema
 from megaboa.config.problems import nearest
 from megaboa.layout import AXES
 
-# Names that expressions may use, and the keys they stand for; None: derived, see megaboa.plan.quantities.
+# Names in expressions and the keys they stand for; None: derived, see megaboa.plan.quantities.
 NAMES: dict[str, str | None] = {
     "params": None,
     "dp": None,
@@ -35,13 +35,13 @@ NAMES: dict[str, str | None] = {
 }
 
 MAX_LENGTH = 500
-MAX_BITS = 4096  # of any intermediate result: 9**9**9 must not hang
+MAX_BITS = 4096  # limit of every intermediate result, so that 9**9**9 doesn't hang
 
 Number = int | float | Fraction
 
 
 class FormulaError(ValueError):
-    """Not an expression, or one that can't be calculated."""
+    """Text that is no expression, or that can't be calculated."""
 
 
 def _power(base: Number, exponent: Number) -> Number:
@@ -154,7 +154,7 @@ def _evaluate(node: ast.expr, lookup: Callable[[str], Number]) -> Number:
 
 
 def exact(value: Number) -> Fraction:
-    """A float as the decimal number that was written: 0.1 is one tenth."""
+    """A float as the exact decimal number that was written: 0.1 is one tenth."""
     if isinstance(value, float):
         if not math.isfinite(value):
             raise FormulaError("a number gets too large")
@@ -183,5 +183,5 @@ class Formula:
             parse(value)
             return value
         if isinstance(value, float) and value.is_integer() and abs(value) < 2**63:
-            value = int(value)  # 1e9 tokens; a field of type float makes it a float again
+            value = int(value)  # 1e9 tokens; a field of type float converts it back
         return handler(value)

@@ -1,4 +1,4 @@
-"""The dotted keys of the experiment file: which there are, which may be swept, and what a dotted name refers to."""
+"""The dotted keys of the experiment file: which exist, which may be swept, and the paths that dotted names mean."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NOT_SWEPT = {
     "sweep": "a sweep can't contain itself",
 }
 
-# Names of the axes that scaling-law sweeps have, below models.<name>.config.
+# Short names of the axes of scaling-law sweeps, below models.<name>.config.
 CONFIG_SHORT = {
     "hidden_size": "h",
     "num_hidden_layers": "l",
@@ -50,7 +50,7 @@ CONFIG_SHORT = {
 
 @dataclass(frozen=True)
 class Key:
-    """A leaf of the experiment file: `<name>` stands for a name that the user chooses."""
+    """A leaf of the experiment file. `<name>` in it stands for a name chosen by the user."""
 
     dotted: str
     section: type[BaseModel]
@@ -63,7 +63,7 @@ class Key:
 
 
 def submodel(annotation: Any) -> tuple[type[BaseModel] | None, str]:
-    """The section that a field holds, and how it is reached: directly, by name or in a list."""
+    """The section that a field holds, and the way to it: directly, by name or in a list."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation, ""
     arguments = typing.get_args(annotation)
@@ -94,20 +94,20 @@ def all_keys() -> dict[str, Key]:
 
 @functools.cache
 def sweepable() -> dict[str, Key]:
-    """The keys that may be axes, without those below `models` and `overrides`, which depend on the file."""
+    """The keys that may be axes, except for those below `models` and `overrides`, which depend on the file."""
     refused = (*NOT_SWEPT, "models", "overrides")
     return {dotted: key for dotted, key in all_keys().items() if dotted.split(".")[0] not in refused}
 
 
 def _parts(annotation: Any) -> set[Any]:
-    """The types that an annotation is made of, and the kinds of its metadata."""
+    """The types inside an annotation, and the types of its metadata."""
     inner = (*typing.get_args(annotation), *map(type, getattr(annotation, "__metadata__", ())))
     return {annotation}.union(*map(_parts, inner)) if inner else {annotation}
 
 
 @functools.cache
 def formula_keys() -> dict[str, bool]:
-    """Keys for whose number an expression may stand; true where only whole numbers are allowed."""
+    """Keys that accept an expression in place of a number; true if it must be a whole number."""
     found = {}
     for dotted, key in sweepable().items():
         parts = _parts(key.field.annotation) | set(map(type, key.field.metadata))
@@ -117,9 +117,9 @@ def formula_keys() -> dict[str, bool]:
 
 
 def split(dotted: str, names: dict[str, list[str]]) -> Path:
-    """A dotted key as a path in the tree; `names` are the names defined under `models`, which may hold dots themselves.
+    """A dotted key as a path in the tree. `names` are the names defined under `models`, which may contain dots.
 
-    An override that is only another spelling of a key of ours becomes that key.
+    An override that is only another spelling of one of our keys becomes that key.
     """
     head, _, rest = dotted.partition(".")
     if head == "overrides" and rest:
@@ -133,7 +133,7 @@ def split(dotted: str, names: dict[str, list[str]]) -> Path:
 
 
 def sweep_problem(dotted: str, path: Path, models: list[str]) -> str | None:
-    """Why a dotted key can't be swept, if it can't."""
+    """Why a dotted key can't be swept; None if it can."""
     head = path[0]
     if head in NOT_SWEPT:
         return f"can't be swept: {NOT_SWEPT[head]}"
@@ -173,12 +173,12 @@ def _model_key_problem(path: Path, models: list[str]) -> str | None:
 
 
 def override_problem(field: str) -> str | None:
-    """Why a field of Bridge can't be set under `overrides`, if it can't."""
+    """Why a field of Bridge can't be set under `overrides`; None if it can."""
     if field in {f"checkpoint.{name}" for name in NON_PERSISTENT}:
         return "saves what a run would never resume from: set checkpoint.local instead"
     if field in OWN_FIELDS:
         return "is set by Megaboa itself: remove it"
-    if is_secret_name(field.rpartition(".")[2].rpartition("_")[2]):  # not moe_token_dispatcher_type
+    if is_secret_name(field.rpartition(".")[2].rpartition("_")[2]):  # not in moe_token_dispatcher_type
         return "is a secret, which would be written to disk: remove it, and export it as an environment variable"
     key = key_of(field)
     if key and field not in SAME_AS and key not in OVERRIDES_TOO:
@@ -187,13 +187,13 @@ def override_problem(field: str) -> str | None:
 
 
 def names_clash(one: Path, other: Path) -> bool:
-    """Whether two paths set the same thing, or one of them a part of the other."""
+    """Whether two paths set the same value, or one a part of the other."""
     shorter = min(len(one), len(other))
     return one[:shorter] == other[:shorter]
 
 
 def problem_at(places: dict[Any, tuple[str, int]], path: tuple[str | int, ...], key: str, message: str) -> Problem:
-    """A problem with the place of the value at `path`, or of the nearest thing around it."""
+    """A problem at the place of the value at `path`, or of the nearest value around it."""
     for length in range(len(path), 0, -1):
         if path[:length] in places:
             file, line = places[path[:length]]

@@ -1,4 +1,4 @@
-"""From files, the command line and the environment to a checked experiment."""
+"""Loads an experiment from files, the command line and the environment, and checks it."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from megaboa.config.yaml_file import Places, dotted
 from megaboa.image.references import split_mount
 from megaboa.records import Tree
 
-DEFAULT_CONFIG = Path("config/config.yaml")  # of a call that names no file
-# Variables that scripts around Megatron-Bridge have long had, the keys that they are laid over, and those scripts'
-# defaults.
+DEFAULT_CONFIG = Path("config/config.yaml")  # for calls that name no file
+# Environment variables that scripts around Megatron-Bridge have long used, the keys that they override, and those
+# scripts' defaults.
 VARIABLES = {"SQSH": ("image", "path"), "MOUNT": ("image", "mounts"), "GPUS_PER_NODE": ("resources", "gpus_per_node")}
 DEFAULTS = {"SQSH": "./megatron-lm+latest.sqsh", "MOUNT": ".:/workspace/megatron,/fsx:/fsx", "GPUS_PER_NODE": "8"}
 
 
 @dataclass(frozen=True)
 class LoadedExperiment:
-    """The experiment as it was read: typed, and as a plain tree with the place of every value.
+    """The experiment as read: typed, and as a plain tree with the place of every value.
 
-    In `experiment`, a number for which the file has an expression is still that text.
+    In `experiment`, expressions in place of numbers are still text.
     """
 
     experiment: Experiment
@@ -36,9 +36,9 @@ class LoadedExperiment:
     files: tuple[Path, ...]
     places: Places
     factors: tuple[sweep.Factor, ...]
-    notes: tuple[str, ...] = ()  # what the environment has changed, and what the sweep replaces
-    device_found: bool = False  # the file leaves the device open: a run that can't be on this one is left out
-    machine_gpus: int | None = None  # of this machine, where runs share them
+    notes: tuple[str, ...] = ()  # values changed by the environment, and values replaced by the sweep
+    device_found: bool = False  # the file doesn't set the device; runs that this one doesn't support are left out
+    machine_gpus: int | None = None  # the number of this machine's GPUs, if runs share them
 
     def problem(self, path: tuple[str | int, ...], message: str) -> Problem:
         return keys.problem_at(self.places, path, dotted(path), message)
@@ -47,9 +47,10 @@ class LoadedExperiment:
 def load(
     paths: Iterable[Path | str], extra: Tree | None = None, variables: Mapping[str, str] | None = None
 ) -> LoadedExperiment:
-    """Read the files, later ones over earlier ones and `extra` (dotted keys allowed) over all, and check everything.
+    """Read the files and check everything. Later files override earlier ones; `extra` (dotted keys allowed) overrides
+    all.
 
-    `variables` is the environment, of which some go before the files.
+    `variables` is the environment; some of its variables override the files.
 
     Raises ConfigError with all problems at once.
     """
@@ -77,13 +78,13 @@ def load(
     try:
         experiment = Experiment.model_validate(raw)
     except ValidationError as error:
-        seen = {(problem.key, problem.line) for problem in problems}  # a value refused by the reader is null by now
+        seen = {(problem.key, problem.line) for problem in problems}  # values refused by the reader are null by now
         translated = check.translate(error, raw, places)
         problems += [problem for problem in translated if (problem.key, problem.line) not in seen]
     factors, replaced, wrong = sweep.read(raw, places)
     problems += wrong
     problems += check.references(raw, places, factors)
-    if unreadable:  # what the other files lack may stand in the one that can't be read
+    if unreadable:  # keys missing in the other files may be in the unreadable one
         problems = [problem for problem in problems if "is missing" not in problem.message]
     if problems or experiment is None:
         raise ConfigError(problems)
@@ -91,7 +92,10 @@ def load(
 
 
 def command_line(given: Mapping[str, Any]) -> Tree:
-    """What `--config` gave, with the types that it would have in a file: Snakemake hands nested values over as text."""
+    """The values of `--config` with the types that they would have in a file.
+
+    Snakemake passes nested values as text.
+    """
     return {name: _typed(value) for name, value in given.items()}
 
 
@@ -104,7 +108,7 @@ def _typed(value: Any) -> Any:
 
 
 def merge(base: Tree, over: Tree) -> None:
-    """Lay one tree over another, in place: mappings merge, everything else replaces."""
+    """Merge one tree into another, in place. Mappings merge, other values replace."""
     for name, value in over.items():
         if isinstance(value, dict) and isinstance(base.get(name), dict):
             merge(base[name], value)
@@ -135,7 +139,7 @@ def _extra_places(tree: Tree, path: tuple[str, ...] = ()) -> Places:
 
 
 def _fold_overrides(raw: Tree, places: Places) -> list[Problem]:
-    """Turn overrides that only spell a key of ours differently into that key; refuse what is set twice."""
+    """Replace overrides that are other spellings of our keys by these keys; refuse values that are set twice."""
     overrides = raw.get("overrides")
     if not isinstance(overrides, dict):
         return []
@@ -161,10 +165,10 @@ def _fold_overrides(raw: Tree, places: Places) -> list[Problem]:
 
 
 def _lay_variables_over(raw: Tree, places: Places, environment: Mapping[str, str]) -> tuple[list[str], list[Problem]]:
-    """Put the variables' values into the tree; what was used is returned as lines for the user, with what is wrong.
+    """Put the variables' values into the tree; returns notes for the user, and problems.
 
-    They count only where ranks run in an image. Their defaults hold where the experiment says `image: {runtime: pyxis}`
-    and names no image of its own.
+    The variables only count if ranks run in an image. Their defaults apply if the experiment says `image: {runtime:
+    pyxis}` and names no image of its own.
     """
     image = raw.get("image")
     given = {name: environment[name] for name in VARIABLES if environment.get(name)}
@@ -194,7 +198,7 @@ def _lay_variables_over(raw: Tree, places: Places, environment: Mapping[str, str
 
 
 def _is_swept(raw: Tree, key: str) -> bool:
-    """Whether runs have values of their own, which one from the environment would contradict."""
+    """Whether runs have their own values of a key, which a value from the environment would contradict."""
 
     def names(node: Any) -> bool:
         return isinstance(node, dict) and (key in node or any(map(names, node.values())))

@@ -1,4 +1,4 @@
-"""All mistakes of an experiment file, reported at once."""
+"""Problems of an experiment file, which are all reported at once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Problem:
-    """One mistake: where it is (file, line, dotted key) and what is allowed there."""
+    """One mistake: its place (file, line, dotted key), and what is allowed there."""
 
     key: str
     message: str
@@ -33,14 +33,14 @@ class ConfigError(Exception):
 
 
 def show(value: Any) -> str:
-    """A value as it could stand in the file, shortened."""
+    """A value as it would be written in the file, shortened."""
     words = {True: "true", False: "false", None: "null"}
     text = words[value] if value is None or isinstance(value, bool) else repr(value)
     return text if len(text) <= 80 else text[:77] + "..."
 
 
 def nearest(word: str, options: Iterable[str]) -> str | None:
-    """The option that was probably meant."""
+    """The option that was probably meant, if there is one."""
     options = list(options)
     close = difflib.get_close_matches(word, options, n=1, cutoff=0.6)
     if not close:  # the same word in another case, or one part of a dotted key
@@ -50,7 +50,7 @@ def nearest(word: str, options: Iterable[str]) -> str | None:
 
 
 def choose(word: str, options: Iterable[str], what: str) -> str:
-    """'there is no ... ; did you mean ...?', with the options, as far as they fit on a line."""
+    """A message such as 'there is no ...; did you mean ...?', with the options if they fit on a line."""
     options = list(options)
     hint = nearest(word, options)
     text = f"there is no {what} {word!r}"

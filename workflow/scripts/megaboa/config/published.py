@@ -1,4 +1,4 @@
-"""Published tables, to compare with what was measured: `config/published/*.yaml`, typed."""
+"""Published tables to compare measurements with: `config/published/*.yaml`, typed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from megaboa.records import Tree
 
 FOLDER = Path(__file__).resolve().parents[4] / "config" / "published"
 
-# The columns of plan.tsv that may differ from a published run, the GPU, and what no run here says of itself.
+# Columns of plan.tsv that may differ from a published run, the GPU, and facts that runs here don't record.
 Condition = Literal[(
     "model", "params", "gpu", "world_size", "nodes", *layout.NAMES, "sp", "fsdp", "dp", "gbs", "mbs", "seq_length",
     "precision", "data", "framework", "dropout", "recompute",
@@ -24,7 +24,7 @@ Quantity = Literal[tuple(metric.name for metric in metrics.used("published"))]
 
 
 def _bounds(value: Any) -> Any:
-    """A single number is a range of one."""
+    """Treat a single number as a range."""
     return [value, value] if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
@@ -54,11 +54,11 @@ class Published(Section):
 
 
 class PublishedError(Exception):
-    """What is wrong with a table, or its name."""
+    """A problem of a table, or of its name."""
 
 
 def load_published(name: str) -> Tree:
-    """A table by its name in config/published, or by its path."""
+    """Load a table by its name in config/published, or by its path."""
     path = Path(name) if name.endswith((".yaml", ".yml")) else FOLDER / f"{name}.yaml"
     if not path.exists():
         if path.parent == FOLDER:

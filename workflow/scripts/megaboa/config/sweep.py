@@ -1,4 +1,4 @@
-"""The sweep, read: each block's axes as factors, of which every combination of options is one run."""
+"""Reads the sweep: each block's axes as factors. Every combination of their options is one run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Factor:
-    """Options of which a run takes exactly one."""
+    """A set of options, exactly one of which applies to a run."""
 
     title: str
     options: tuple[Option, ...]
@@ -35,9 +35,9 @@ class Factor:
 
 
 def read(raw: Tree, places: Places) -> tuple[tuple[Factor, ...], list[str], list[Problem]]:
-    """The factors of the sweep, which values of the files they replace, and what is wrong with keys and values.
+    """Read the sweep: its factors, the values of the files that they replace, and problems of keys and values.
 
-    The sweep's shape is the models' business.
+    The typed models check the sweep's shape.
     """
     block = raw.get("sweep")
     if not isinstance(block, dict):
@@ -49,7 +49,7 @@ def read(raw: Tree, places: Places) -> tuple[tuple[Factor, ...], list[str], list
     ]
     zipped = [reader.axis(("sweep", "zip", axis), axis, given) for axis, given in _mapping(block, "zip").items()]
     if zipped:
-        rows = zip(*zipped, strict=False)  # unequal lengths are reported by the models
+        rows = zip(*zipped, strict=False)  # the models report unequal lengths
         factors.append(Factor("sweep.zip", tuple(reader.together(row) for row in rows)))
     runs = {name: values for name, values in _mapping(block, "runs").items() if isinstance(values, dict)}
     if runs:
@@ -93,7 +93,7 @@ class _Reader:
         return tuple(options)
 
     def option(self, place: tuple[str | int, ...], name: str, values: Tree) -> Option:
-        """A label or a named run."""
+        """The option of a label or a named run."""
         if name != clean(name) and place[1] != "runs":  # the models check the names of runs
             self.problem(place, f"the label {name!r} can't be a file name: use letters, digits, '.', '_' and '-'")
         found: dict[Path, Any] = {}
@@ -113,7 +113,7 @@ class _Reader:
         return Option("-".join(option.name for option in options), values, options[0].place)
 
     def path(self, place: tuple[str | int, ...], key: str) -> Path | None:
-        """The path that a dotted key of the sweep names; None, and a problem, if there is no such key."""
+        """The path of a dotted key of the sweep. If there is no such key, reports a problem and returns None."""
         path = keys.split(key, {"models": self.models})
         if path not in self.known:
             self.known[path] = (
@@ -130,7 +130,7 @@ class _Reader:
         return path
 
     def replace(self, place: tuple[str | int, ...], path: Path) -> str | None:
-        """Note the file's value that the sweep replaces, if there is one; return why it can't be replaced."""
+        """Note the file's value that the sweep replaces, if there is one; returns why it can't be replaced."""
         node: Any = self.raw
         for depth, part in enumerate(path):
             if not isinstance(node, dict):
@@ -140,7 +140,7 @@ class _Reader:
             node = node[part]
         file, line = self.places.get(path, ("the file", 0))
         where = f"{file}, line {line}" if line else file
-        if not line:  # from the command line or the environment: meant for every run
+        if not line:  # set on the command line or by the environment, so meant for every run
             return f"is also set in {where}: remove one of the two"
         self.replaced[path] = f"{dotted(place)} replaces {dotted(path)}: {node} ({where})"
         return None
@@ -153,7 +153,7 @@ class _Reader:
             self.problem(place, message)
 
     def check_factors(self, factors: list[Factor]) -> None:
-        """No two factors may set the same thing."""
+        """Report factors that set the same value, and options of the same name."""
         owner: dict[Path, str] = {}
         for factor in factors:
             for path in sorted(factor.paths):
@@ -171,12 +171,12 @@ class _Reader:
 
 
 def clean(text: str) -> str:
-    """What of a text may stand in a file name."""
+    """A text reduced to characters that a file name may have."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.")
 
 
 def short_name(path: Path) -> str:
-    """How a key is called in the names of runs."""
+    """A key's name in the names of runs."""
     if path[0] in ("models", "overrides"):
         last = path[-1].rpartition(".")[2]
         return keys.CONFIG_SHORT.get(last, last)
@@ -184,7 +184,7 @@ def short_name(path: Path) -> str:
 
 
 def piece(path: Path, value: Any) -> str:
-    """An axis and its value in a run's name: tp2, lr0.0003, sp, nosp, decay-cosine."""
+    """An axis and its value as part of a run's name: tp2, lr0.0003, sp, nosp, decay-cosine."""
     short = short_name(path)
     match value:
         case True:
@@ -204,7 +204,7 @@ def piece(path: Path, value: Any) -> str:
 
 
 def number(value: Any) -> str:
-    """3e-4 as 0.0003, 2.0 as 2."""
+    """A number as text: 3e-4 as 0.0003, 2.0 as 2."""
     if isinstance(value, float):
         return repr(int(value)) if value.is_integer() and abs(value) < 1e16 else repr(value)
     return str(value)

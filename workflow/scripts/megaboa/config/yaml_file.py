@@ -1,4 +1,4 @@
-"""YAML, read strictly: no duplicate keys, no guesses about what `no`, `010` or `1:30` mean, the line of every value."""
+"""Reads YAML strictly: no duplicate keys, no guesses about `no`, `010` or `1:30`. Records the line of every value."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from megaboa.records import Tree
 Place = tuple[str, int]
 Places = dict[tuple[str | int, ...], Place]  # path of a value in the tree -> file and line
 
-MAX_VALUES = 1_000_000  # nested aliases can blow a small file up to any size
+MAX_VALUES = 1_000_000  # nested aliases can blow up a small file to any size
 
 _STANDARD = "tag:yaml.org,2002:"
-_DOUBTFUL = "tag:doubtful:"  # plain scalars that YAML's versions read differently
+_DOUBTFUL = "tag:doubtful:"  # plain scalars that versions of YAML interpret differently
 _HINTS = {
     "truth": "is text in one version of YAML and true or false in another: write true or false, or put it in quotes",
     "octal": "looks octal: write a number without leading zeros, or put it in quotes",
@@ -29,7 +29,7 @@ _HINTS = {
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
-    """Only the resolvers below decide what a plain scalar is."""
+    """A loader in which only the resolvers below determine the types of plain scalars."""
 
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012
 
@@ -51,7 +51,7 @@ _resolve(_STANDARD + "float", r"[-+]?(?:[0-9][0-9_]*\.?[0-9_]*|\.[0-9]+)(?:[eE][
 
 
 class _Reader:
-    """Turns a tree of YAML nodes into values, noting places and problems on the way."""
+    """Converts a tree of YAML nodes to values, and records places and problems."""
 
     def __init__(self, file: str):
         self.file = file
@@ -102,7 +102,7 @@ class _Reader:
         return {**{k: v for k, v in merged.items() if k not in own}, **own}
 
     def merged(self, node: yaml.Node, path: tuple[str | int, ...]) -> Tree:
-        """What `<<` brings in: of several mappings the first one wins."""
+        """The keys that `<<` merges in; of several mappings the first one wins."""
         nodes = node.value if isinstance(node, yaml.SequenceNode) else [node]
         result: Tree = {}
         for part in nodes:
@@ -153,7 +153,7 @@ class _TooLargeError(Exception):
 
 
 def dotted(path: tuple[str | int, ...]) -> str:
-    """`('sweep', 'grid', 'parallel.tp', 0)` as `sweep.grid.parallel.tp[0]`."""
+    """A path as text: `('sweep', 'grid', 'parallel.tp', 0)` as `sweep.grid.parallel.tp[0]`."""
     text = ""
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
@@ -161,7 +161,7 @@ def dotted(path: tuple[str | int, ...]) -> str:
 
 
 def scalar(text: str) -> Any:
-    """A single value as it would be read from a file; text that is none of YAML's other types stays text."""
+    """A single value as a file would have it. Text of no other type of YAML stays text."""
     try:
         node = yaml.compose(text, _Loader)
     except yaml.YAMLError:
@@ -191,7 +191,7 @@ def read(path: Path) -> tuple[Tree, Places, list[Problem]]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         return failed(_syntax_message(text, error), mark.line + 1 if mark else None)
-    except yaml.YAMLError as error:  # characters that YAML does not allow
+    except yaml.YAMLError as error:  # characters that YAML doesn't allow
         return failed(f"is not YAML: {str(error).splitlines()[0]}")
     except (RecursionError, _TooLargeError):
         return failed("is nested too deeply, or aliases repeat too much: write it out")

@@ -1,4 +1,4 @@
-"""Rows of Parquet files and of the Arrow files that `datasets` writes, a few megabytes at a time."""
+"""Reads rows of Parquet files, and of the Arrow files that `datasets` writes, a few megabytes at a time."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from megaboa.data.shards import Part
 from megaboa.errors import InputError
 from megaboa.records import SourceFile
 
-ROWS = 1000  # at once, or fewer where they are long
+ROWS = 1000  # maximum number of rows read at once
 BYTES = 16 << 20
 
 
 def rows(file: SourceFile, part: Part, form: Format, progress: Records) -> Iterator[Record]:
-    """The part's rows: those of the table, cut in proportion to its bytes."""
+    """The rows of a part: tables are cut in proportion to their bytes."""
     read = _parquet if file.kind == "parquet" else _arrow
     try:
         yield from read(file, part, form, progress)
@@ -27,12 +27,12 @@ def rows(file: SourceFile, part: Part, form: Format, progress: Records) -> Itera
 
 
 def span(part: Part, size: int, count: int) -> tuple[int, int]:
-    """First row, and the row before which the part ends."""
+    """First row of a part, and the row after its last."""
     return part.begin * count // size, part.end * count // size
 
 
 def few(rows: int, size: int) -> int:
-    """How many rows are taken at once, of so many that have so many bytes."""
+    """Number of rows to read at once, for so many rows in total with so many bytes."""
     return max(1, min(ROWS, BYTES * rows // max(1, size)))
 
 
@@ -71,7 +71,7 @@ def _arrow(file: SourceFile, part: Part, form: Format, progress: Records) -> Ite
 
 
 def _batches(stream: Any) -> Iterator[pyarrow.RecordBatch]:
-    """Of a stream, as `datasets` writes it, or of Arrow's file format."""
+    """The batches of a stream, as written by `datasets`, or of a file in Arrow's file format."""
     try:
         reader = pyarrow.ipc.open_stream(stream)
     except pyarrow.ArrowInvalid:
@@ -83,7 +83,7 @@ def _batches(stream: Any) -> Iterator[pyarrow.RecordBatch]:
 
 
 def _columns(names: Sequence[str], form: Format, path: str) -> list[str]:
-    """Those that are read: of the texts, or all of them for a filter."""
+    """The columns to read: those with texts, or all if there is a filter."""
     wanted = dict.fromkeys(key if key in names else key.split(".")[0] for key in form.keys)
     for name in wanted:
         if name not in names:
@@ -106,7 +106,7 @@ def _rows(
 def _records(batch: pyarrow.RecordBatch) -> list[dict[str, Any] | Bad]:
     try:
         return batch.to_pylist()
-    except UnicodeDecodeError:  # a string column that holds something else: which rows do?
+    except UnicodeDecodeError:  # a string column with invalid text: find the rows
         return [_record(batch.slice(number, 1)) for number in range(batch.num_rows)]
 
 
@@ -126,5 +126,5 @@ def _decoded(record: dict[str, Any] | Bad, texts: Any, form: Format) -> Any:
                 record[key] = value.decode()
             except UnicodeDecodeError as error:
                 if key in form.keys or any(name.startswith(f"{key}.") for name in form.keys):
-                    return Bad(f"{key!r} is not UTF-8 text (byte {error.start})")  # others may be images
+                    return Bad(f"{key!r} is not UTF-8 text (byte {error.start})")  # other columns may be images
     return texts(record)

@@ -1,9 +1,9 @@
-"""From a step to its documents: Megatron's index of a run's data, read from the step to the text.
+"""From a step to its documents: Megatron's index of a run's data, followed down to the text.
 
-A step takes the next samples of the training set, in their order. The blend's index says which dataset a sample is of,
-the shuffle index which of its samples, the sample index where that begins and ends in the document index, and that
-names documents. Each is a file of NumPy's of which a few entries are read, however large it is. Standard library only:
-the doctor reads it too.
+A step takes the next samples of the training set in order. The blend's index says which dataset a sample comes from,
+the shuffle index which of the dataset's samples it is, the sample index where that begins and ends in the document
+index, and the latter names documents. Each index is a NumPy file of which only a few entries are read, however large it
+is. Standard library only, because the doctor reads it too.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from megaboa.paths import FACTS, RunFolder
 from megaboa.records import Corpus, CorpusFacts, Sources, Tree, read_if_there
 
 CODES = {"i": {1: "b", 2: "h", 4: "i", 8: "q"}, "u": {1: "B", 2: "H", 4: "I", 8: "Q"}}
-SEQUENTIAL = "single"  # Bridge's loader that takes samples in their order
+SEQUENTIAL = "single"  # Bridge's loader that takes samples in order
 
 
 @dataclass(frozen=True)
@@ -35,17 +35,17 @@ class Piece:
     """A stretch of a document in a sample."""
 
     corpus: str
-    dataset: str  # path without an ending
+    dataset: str  # path without suffix
     document: int  # counted from 0, as in the index
     begin: int  # its first token in the document
     tokens: int
-    source: str | None = None  # where the document's text stands
+    source: str | None = None  # the text of the document, if known
 
 
 @dataclass(frozen=True)
 class Sample:
-    number: int  # in the order of training, counted from 0
-    copy: int  # of the model, which reads it: the data parallel rank
+    number: int  # position in training, counted from 0
+    copy: int  # data parallel rank of the model's copy that reads it
     pieces: tuple[Piece, ...]
 
 
@@ -56,7 +56,7 @@ class Batch:
     samples: tuple[Sample, ...]
 
     def tokens_by(self, of: str) -> Counter:
-        """By the value of a piece's field."""
+        """Number of tokens by the value of a piece's field."""
         found: Counter = Counter()
         for sample in self.samples:
             for piece in sample.pieces:
@@ -65,7 +65,7 @@ class Batch:
 
     @property
     def documents(self) -> Counter:
-        """Tokens of each document, by corpus, dataset and number."""
+        """Number of tokens from each document, by corpus, dataset and number."""
         found: Counter = Counter()
         for sample in self.samples:
             for piece in sample.pieces:
@@ -74,14 +74,17 @@ class Batch:
 
 
 def of_step(folder: RunFolder, step: int, rank: int | None = None, layout: Layout | None = None) -> Batch:
-    """What a step of a run reads, or one of its ranks. `layout` is that of a recipe, which run.json doesn't have."""
+    """The samples that a step of a run reads, on all ranks or one.
+
+    `layout`: a recipe's, which run.json doesn't have.
+    """
     if folder.run.is_tuned:
         raise InputError(
             f"the run {folder.name} is fine-tuned on examples (task: {folder.run.task}), and documents are of text: "
             "its report shows an example"
         )
     parent = folder.run.parent
-    if folder.is_in_place and 1 <= step <= parent.iteration:  # a step of what the run was before
+    if folder.is_in_place and 1 <= step <= parent.iteration:  # a step of the run's earlier state
         return of_step(folder.parent_folder, step, rank, layout)
     cache = _cache(folder)
     size, micro = _batch_sizes(folder)
@@ -102,7 +105,7 @@ def of_step(folder: RunFolder, step: int, rank: int | None = None, layout: Layou
 
 
 def consumed(folder: RunFolder, step: int, size: int) -> int:
-    """Samples that were read before a step, its parent's steps among them: a checkpoint counts samples, not steps."""
+    """Number of samples read before a step, including its parents': checkpoints count samples, not steps."""
     parent = folder.run.parent
     if parent is None:
         return (step - 1) * size
@@ -113,7 +116,7 @@ def consumed(folder: RunFolder, step: int, size: int) -> int:
 
 
 class TrainingIndex:
-    """The files that Megatron has written about the training set, in the folder of an index."""
+    """Megatron's files about the training set, in the folder of an index."""
 
     def __init__(self, cache: Path) -> None:
         found = {path: json.loads(path.read_text()) for path in sorted(cache.glob("*-train-description.txt"))}
@@ -130,7 +133,7 @@ class TrainingIndex:
         self._parts = [_Part(cache, about) for about in described]
 
     def pieces(self, number: int) -> Iterator[tuple[str, int, int, int]]:
-        """Dataset, document, first token and tokens of every piece of a sample."""
+        """Dataset, document, first token and number of tokens for every piece of a sample."""
         part = 0
         if self._dataset and self._within:
             if number >= len(self._dataset):
@@ -155,7 +158,8 @@ class _Part:
             raise InputError(f"{error.filename} is gone: make the index again (snakemake --forcerun index)") from error
 
     def pieces(self, number: int) -> Iterator[tuple[str, int, int, int]]:
-        """As GPTDataset cuts them, but for the one token that a sample shares with the next one, as its last label."""
+        """Pieces as in GPTDataset, without the last token, which is only a label, and the first token of the next
+        sample."""
         place = self._shuffle[number]
         (first, begin), (last, end) = self._samples.row(place), self._samples.row(place + 1)
         for entry in range(first, last + 1):
@@ -167,7 +171,7 @@ class _Part:
 
 
 class Array:
-    """A .npy file of whole numbers, of which single entries are read."""
+    """A .npy file of integers, for reading single entries."""
 
     def __init__(self, path: str | Path) -> None:
         self._stream = _opened(path)
@@ -197,7 +201,7 @@ class Array:
 
 
 class Lengths:
-    """Of the documents of an .idx file."""
+    """Lengths of the documents in an .idx file."""
 
     def __init__(self, path: str) -> None:
         self._stream, self._count = _opened(path), read_header(path).sequences
@@ -210,7 +214,7 @@ _LENGTH, _ORIGIN = struct.Struct("<i"), struct.Struct("<q")
 
 
 def _opened(path: str | Path) -> BinaryIO:
-    return Path(path).open("rb")  # closed with the object that has it
+    return Path(path).open("rb")  # closed together with its object
 
 
 def _number(stream: BinaryIO, item: struct.Struct, offset: int) -> int:
@@ -221,7 +225,7 @@ def _number(stream: BinaryIO, item: struct.Struct, offset: int) -> int:
 
 
 class Places:
-    """Which corpus a dataset is of, and where the text of its documents stands."""
+    """The corpus of each dataset, and the location of its documents' text."""
 
     def __init__(self, folder: RunFolder) -> None:
         self._corpora: dict[str, str] = {}
@@ -240,7 +244,7 @@ class Places:
 
 
 class _Origins:
-    """Files of a dataset's documents, and where they begin there."""
+    """The files of a dataset's documents, and the positions in these files."""
 
     def __init__(self, corpus: Corpus, number: int, listed: Sources) -> None:
         prefix = corpus.datasets[number].prefix
@@ -274,7 +278,7 @@ def _cache(folder: RunFolder) -> Path:
 
 
 def _batch_sizes(folder: RunFolder) -> tuple[int, int]:
-    """Of a step, and of a micro-batch: what Bridge's configuration said, or else the experiment's."""
+    """Global and micro-batch size, from Bridge's configuration, or else from the experiment."""
     run, checked = folder.run, folder.preflight
     sizes = [
         (checked and getattr(checked, name)) or run.training.get(name)
@@ -305,7 +309,7 @@ def _copies(folder: RunFolder, size: int, micro: int, layout: Layout | None) -> 
 
 
 def _copy_of(folder: RunFolder, rank: int, layout: Layout | None) -> int:
-    """Which of the data parallel ranks a rank is."""
+    """The data parallel rank of a rank."""
     layout = layout or Layout.of_run(folder.run)
     if layout is None:
         raise InputError(f"--rank {rank}: the recipe of {folder.name} decides its layout: known after preflight")

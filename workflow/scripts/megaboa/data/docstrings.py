@@ -1,4 +1,4 @@
-"""Questions and answers that every machine has: what Python's own functions do, from their docstrings."""
+"""Questions and answers available on every machine: functions of Python's standard library, and their docstrings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SYSTEM = "You explain Python's standard library in one sentence."
 
 
 def rows(file: SourceFile, form: Format) -> Iterator[Record]:
-    """For each function or class with a docstring a record with `question`, `answer` and `messages`."""
+    """A record with `question`, `answer` and `messages` for each function or class that has a docstring."""
     values = text_getter(form)
     for number, record in enumerate(_records(Path(file.path))):
         yield number, values(record)
@@ -22,7 +22,7 @@ def rows(file: SourceFile, form: Format) -> Iterator[Record]:
 def _records(path: Path) -> Iterator[Tree]:
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
-    except (SyntaxError, ValueError):  # one of the library's own examples of what can't be read
+    except (SyntaxError, ValueError):  # one of the standard library's deliberately invalid files
         return
     for node in ast.walk(tree):
         if not isinstance(node, ast.FunctionDef | ast.ClassDef) or not (said := ast.get_docstring(node)):

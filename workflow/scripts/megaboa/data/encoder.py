@@ -1,6 +1,6 @@
-"""Text to token ids: by gigatoken if it supports the tokenizer, else by `tokenizers`; samples are compared.
+"""Text to token ids, with gigatoken if it supports the tokenizer, or else `tokenizers`; samples are compared.
 
-`tokenizers`, as `transformers` loads it, is the reference, and the output must equal it. It is read from a saved file,
+`tokenizers`, as loaded by `transformers`, is the reference that the output must equal. It is read from a saved file,
 because importing transformers takes seconds and gigabytes.
 """
 
@@ -23,7 +23,7 @@ from megaboa.data.indexed import token_dtype
 from megaboa.errors import InputError
 from megaboa.records import FrozenTokenizer
 
-# Text on which encoders like to differ: tried before gigatoken is taken at all.
+# Texts for which encoders tend to differ; tried before gigatoken is used.
 HARD_TEXTS = [
     "It's we'll I'VE don't 'tis ''s",
     "  two\t tabs \t\n\n \n  and   spaces ",
@@ -38,18 +38,18 @@ HARD_TEXTS = [
     "!!!???...---===<<<>>>((()))",
     "A" * 300 + "\n" * 50 + " " * 100,
 ]
-GATE_CHARACTERS = 200_000  # of a shard, compared with the reference
-GATE_LONGEST = 50_000  # characters of one document
-FIRST_LONGEST = 5_000  # of each of the first documents, so that they leave something for those picked by chance
+GATE_CHARACTERS = 200_000  # compared with the reference, per shard
+GATE_LONGEST = 50_000  # maximum number of characters of a document
+FIRST_LONGEST = 5_000  # of each of the first documents, so that the budget suffices for the random ones
 FIRST = 20
-# gigatoken remembers every word that it has met. Where that has taken this much memory, it starts again.
+# gigatoken caches every word. It is restarted when the cache takes this much memory.
 CACHE_BYTES = 300 << 20
 CHARACTERS_BETWEEN_STARTS = 32_000_000
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """The ids of some documents, one after the other, and how many each has."""
+    """The concatenated ids of some documents, and the length of each."""
 
     ids: NDArray
     lengths: NDArray
@@ -65,13 +65,14 @@ class Encoder:
         key: str = "",
         threads: int = 1,
     ) -> None:
-        """`loaded` is what `tokenizer.freeze` gives; `key` is named in errors, as in `corpora.wiki`."""
+        """`loaded`: the result of `tokenizer.freeze`; `key`: used in error messages, such as `corpora.wiki`."""
         self.reference = tokenizers.Tokenizer.from_file(loaded.file)
         self.vocab_size = loaded.size
         self.dtype = token_dtype(self.vocab_size)
         self._loaded, self._key, self._threads = loaded, key, threads
         self._as_tokenizer_does = prepend_bos is None
-        # A vocabulary may have gaps, and ids above its size: they are looked at before they are cut down.
+        # A vocabulary may have gaps and ids above its size, so ids are checked before they are converted to a smaller
+        # type.
         largest = max(self.reference.get_vocab(with_added_tokens=True).values(), default=0)
         self._held_in = self.dtype if largest <= np.iinfo(self.dtype).max else np.dtype(np.uint32)
         self.prefix, self.suffix = self._surroundings(prepend_bos)
@@ -90,30 +91,30 @@ class Encoder:
                 )
 
     def encode(self, texts: Sequence[str]) -> Tokens:
-        """Of texts that are not empty."""
+        """The tokens of non-empty texts."""
         try:
             plain = self._plain(list(texts))
         except MemoryError:
             raise
-        except Exception as error:  # whatever the libraries raise
+        except Exception as error:  # the libraries may raise anything
             if refusal := self._refusal(texts, error):
                 raise refusal from error
             raise
         return surround(plain, self.prefix, self.suffix, self._held_in)
 
     def expected(self, text: str) -> list[int]:
-        """What `tokenizers` makes of a text."""
+        """The reference encoding of a text, by `tokenizers`."""
         if self._as_tokenizer_does:
             ids = self.reference.encode(text).ids
             return [*ids, *self.suffix[len(self.suffix) - self._appended :]]
         return [*self.prefix, *_ids(self.reference, text), *self.suffix]
 
     def decode(self, ids: list[int]) -> str:
-        """The text of tokens without what stands around a document."""
+        """The text of tokens, without a document's prefix and suffix."""
         return self.reference.decode(ids, skip_special_tokens=False)
 
     def require_equal(self, text: str, where: Callable[[], str]) -> None:
-        """Stop where the two disagree."""
+        """Raise an error if both encoders differ."""
         made = self.encode([text]).ids.tolist()
         expected = self.expected(text)
         if made != expected:
@@ -136,7 +137,7 @@ class Encoder:
         return [ids[begin:end] for begin, end in pairwise(np.asarray(layout.offsets.data).tolist())]
 
     def _refusal(self, texts: Sequence[str], error: Exception) -> InputError | None:
-        """None where each text is fine by itself: then it is no document's fault."""
+        """An error about the document that can't be encoded; None if each text is fine by itself."""
 
         def refuses(text: str) -> bool:
             try:
@@ -162,7 +163,7 @@ class Encoder:
         self._fast, self._characters = gigatoken.Tokenizer.from_json(self.reference.to_str()), 0
 
     def _surroundings(self, prepend_bos: bool | None) -> tuple[list[int], list[int]]:
-        """What stands before and after a document."""
+        """The tokens before and after every document."""
         self._appended = 0
         if prepend_bos is not None:
             return ([self._special("bos", "prepend_bos")] if prepend_bos else []), []
@@ -176,7 +177,7 @@ class Encoder:
     def _knows(self, text: str) -> bool:
         try:
             return bool(_ids(self.reference, text))
-        except Exception:  # one without a token for what it doesn't know
+        except Exception:  # one without an unknown token
             return False
 
     def _special(self, name: str, option: str) -> int:
@@ -191,7 +192,7 @@ class Encoder:
 
 
 class Gate:
-    """Picks documents of a shard and lets the encoder prove itself on them."""
+    """Selects documents of a shard for comparing the encoder with the reference."""
 
     def __init__(self, encoder: Encoder, expected_characters: int, seed: str) -> None:
         self._encoder, self._random = encoder, random.Random(seed)
@@ -199,13 +200,13 @@ class Gate:
         self.documents = self.characters = 0
 
     def wants(self) -> bool:
-        """The first documents, and others by chance."""
+        """Whether the next document is compared: the first ones are, and random others."""
         if self.characters >= 2 * GATE_CHARACTERS:
             return False
         return self.documents < FIRST or self._random.random() < self._chance
 
     def check(self, text: str, where: Callable[[], str]) -> None:
-        """Of a long document, its beginning is compared."""
+        """Compare a document; of a long one, only the beginning."""
         text = text[: FIRST_LONGEST if self.documents < FIRST else GATE_LONGEST]
         self._encoder.require_equal(text, where)
         self.documents += 1
@@ -213,7 +214,7 @@ class Gate:
 
 
 def surround(plain: Sequence[NDArray], prefix: Sequence[int], suffix: Sequence[int], dtype: np.dtype) -> Tokens:
-    """Join documents, with the same tokens before and after each."""
+    """Concatenate documents, with a prefix and suffix around each."""
     before = [np.array(prefix, dtype)] if prefix else []
     after = [np.array(suffix, dtype)] if suffix else []
     lengths = np.fromiter(map(len, plain), np.int64, len(plain)) + len(prefix) + len(suffix)
@@ -238,7 +239,7 @@ def _ids(tokenizer: tokenizers.Tokenizer, text: str) -> list[int]:
 
 
 def _gigatoken(reference: tokenizers.Tokenizer) -> tuple[Any, str | None]:
-    """gigatoken's encoder, or why it can't be taken."""
+    """gigatoken's encoder, or the reason why it can't be used."""
     import gigatoken
 
     try:
@@ -246,6 +247,6 @@ def _gigatoken(reference: tokenizers.Tokenizer) -> tuple[Any, str | None]:
         for text in HARD_TEXTS:
             if fast.encode(text).tolist() != _ids(reference, text):
                 return None, f"it encodes {text[:40]!r} otherwise"
-    except Exception as error:  # it refuses tokenizers in many ways
+    except Exception as error:  # it rejects tokenizers in many ways
         return None, one_line(error)
     return fast, None

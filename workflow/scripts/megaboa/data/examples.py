@@ -1,5 +1,6 @@
-"""Examples for fine-tuning: conversations, or prompts and their answers, as one JSONL file that is the same for every
-model. Which tokens they become, and which of them count, is decided by a template when a run's samples are indexed.
+"""Examples for fine-tuning: conversations, or prompts with answers, in one JSONL file that is the same for all models.
+
+Their tokens, and which of these count, are determined by a template when a run's samples are indexed.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from megaboa.records import BadRecords, Compared, Corpus, CorpusFacts, CorpusSpe
 FILE = "examples.jsonl"
 DECIDING = ("messages", "prompt", "answer", "limit", "max_document_mb", "on_bad_record")
 ASSISTANT = "assistant"
-ROLES = {"human": "user", "gpt": ASSISTANT, "bot": ASSISTANT}  # of ShareGPT's conversations
+ROLES = {"human": "user", "gpt": ASSISTANT, "bot": ASSISTANT}  # roles in ShareGPT's conversations
 SHOWN_BAD = 10
 
 
@@ -34,7 +35,7 @@ def _named(spec: CorpusSpec) -> str:
 
 
 def write(spec: CorpusSpec, files: Sequence[SourceFile], folder: Path) -> CorpusFacts:
-    """All examples of the sources, in their order, as one file."""
+    """Write all examples of the sources, in order, to one file."""
     bad: list[str] = []
     numbers: Counter[int] = Counter()
     turns = unusable = 0
@@ -74,7 +75,7 @@ def write(spec: CorpusSpec, files: Sequence[SourceFile], folder: Path) -> Corpus
 
 
 def check(spec: CorpusSpec, manifest: Corpus, files: Sequence[SourceFile]) -> Verdict:
-    """Is the file what its sources say, example by example?"""
+    """Compare the file with its sources, example by example."""
     examples = manifest.examples
     if file_digest(examples.path) != examples.sha256:
         return Verdict(problems=[f"{examples.path} has changed since it was written"])
@@ -90,7 +91,7 @@ def check(spec: CorpusSpec, manifest: Corpus, files: Sequence[SourceFile]) -> Ve
 
 
 def _examples(spec: CorpusSpec, files: Sequence[SourceFile]) -> Iterator[tuple[int, Tree | str]]:
-    """With the number of the file that each is from; of one that can't be used, why."""
+    """Examples with the number of their file; instead of an unusable one, the reason."""
     form = format_of(spec)
     records = (
         (number, file, *one) for number, file in enumerate(files) for one in Records(file, whole(number, file), form)
@@ -136,7 +137,7 @@ def _conversation(key: str, value: Any) -> Tree | Bad:
 
 
 def _turns(value: Any) -> list[Tree] | None:
-    if isinstance(value, dict):  # how `datasets` of old kept a list of records: a list for every key
+    if isinstance(value, dict):  # old versions of `datasets` stored a list of records as lists by key
         columns = {name: column for name, column in value.items() if isinstance(column, list)}
         value = [dict(zip(columns, row, strict=False)) for row in zip(*columns.values(), strict=False)]
     if not isinstance(value, list) or not all(isinstance(turn, dict) for turn in value):

@@ -1,8 +1,8 @@
-"""A filter of the user's: a Python file with a function `keep`, which decides about every record of a corpus.
+"""The user's filters: Python files with a function `keep`, which decides about every record of a corpus.
 
     def keep(record: dict) -> bool | str
 
-True keeps a record. False drops it, and so does a string, which is the reason to count it under.
+True keeps a record. False drops it; so does a string, which is the reason that it is counted under.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from megaboa.files import file_digest
 from megaboa.records import Filtered, FilterVersion
 
 FUNCTION = "keep"
-UNNAMED = "dropped"  # the reason where the function gives none
-SHOWN = 100  # characters of a record's text
-REASONS, SAMPLES = 50, 3  # how many reasons are told apart, and records shown for each
+UNNAMED = "dropped"  # reason if the function gives none
+SHOWN = 100  # number of characters shown of a record's text
+REASONS, SAMPLES = 50, 3  # limits: number of distinct reasons, and records shown for each
 FURTHER = "further reasons"
 
 
 @dataclass(frozen=True)
 class Dropped:
-    """The filter doesn't keep the record."""
+    """A record that the filter drops."""
 
     reason: str
-    text: str  # its beginning
+    text: str  # the beginning of the text
 
 
 @dataclass(frozen=True)
 class Failed:
-    """The filter gave no answer."""
+    """A record for which the filter gives no valid answer."""
 
     why: str
 
@@ -46,14 +46,14 @@ Judge = Callable[[dict[str, Any], str], Dropped | Failed | None]
 
 
 class Tally:
-    """What a filter has dropped."""
+    """Counts the records that a filter drops."""
 
     def __init__(self) -> None:
         self._reasons: dict[str, int] = {}
         self._samples: dict[str, list[str]] = {}
 
     def add(self, reason: str, count: int, samples: Callable[[], list[str]]) -> None:
-        """`samples` is asked only while there are few."""
+        """Count dropped records. `samples` is only called while there are few."""
         told_apart = len(self._reasons) - (FURTHER in self._reasons)
         name = reason if reason in self._reasons or told_apart < REASONS else FURTHER
         self._reasons[name] = self._reasons.get(name, 0) + count
@@ -66,7 +66,7 @@ class Tally:
 
 
 def together(parts: Iterable[Filtered | None]) -> Filtered | None:
-    """Of all shards; None where there is no filter."""
+    """The sum over all shards; None if there is no filter."""
     tally, found = Tally(), False
     for part in filter(None, parts):
         found = True
@@ -76,7 +76,7 @@ def together(parts: Iterable[Filtered | None]) -> Filtered | None:
 
 
 def problem(path: str) -> str | None:
-    """What is wrong with a filter, as far as its text tells. Nothing of it is run."""
+    """A problem in a filter's source, found without executing it."""
     file = Path(path).expanduser()
     if file.suffix != ".py":
         return f"{path!r} is not a Python file (.py)"
@@ -107,24 +107,24 @@ def version(path: str) -> FilterVersion:
 
 
 def load(wanted: FilterVersion, key: str) -> Judge:
-    """The filter in the version that the corpus was begun with."""
+    """The filter, if it is still the version that the corpus was started with."""
     path = Path(wanted.path)
     if not path.is_file() or file_digest(path) != wanted.sha256:
         gone = "was changed" if path.is_file() else "is gone"
         raise InputError(f"{key}: {path} {gone} after the corpus's files were listed: call again")
     spec = importlib.util.spec_from_file_location(f"filter_{path.stem}", path)
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look there for the names of their annotations
+    sys.modules[spec.name] = module  # dataclasses look up the names of annotations there
     try:
         spec.loader.exec_module(module)
         keep = getattr(module, FUNCTION)
-    except Exception as error:  # it is the user's code
+    except Exception as error:  # the user's code may raise anything
         raise InputError(f"{key}: {path} can't be imported ({_said(error)})") from error
 
     def judge(record: dict[str, Any], text: str) -> Dropped | Failed | None:
         try:
             answer = keep(record)
-            answer = answer.item() if hasattr(answer, "item") else answer  # of NumPy's
+            answer = answer.item() if hasattr(answer, "item") else answer  # a NumPy scalar
         except Exception as error:
             return Failed(f"{FUNCTION}() raised {_said(error)}")
         if answer is True:

@@ -1,4 +1,4 @@
-"""What is in pairs of `.bin` and `.idx` that somebody else has written: checked, counted, and never changed."""
+"""Existing pairs of `.bin` and `.idx`: they are checked and counted, but never changed."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from megaboa.errors import InputError
 from megaboa.files import digest
 from megaboa.records import BadRecords, Compared, Corpus, CorpusFacts, Dataset, Pair, SourceFile
 
-NO_VOCABULARY = 1 << 24  # an id that no vocabulary reaches: the .bin isn't of the type that its .idx says
+NO_VOCABULARY = 1 << 24  # an id beyond any vocabulary: the .bin has another type than its .idx says
 AGAIN = "copy both files again, or write them again"
 
 
 def count(key: str, pairs: Sequence[Pair], vocab_size: int | None = None) -> CorpusFacts:
-    """All that can be known of them without text; `key` is named in errors, `vocab_size` is the tokenizer's."""
+    """The facts about pairs that are known without their text. `key`: used in error messages; `vocab_size`: the
+    tokenizer's."""
     datasets = tuple(_count(f"{key}.megatron", number, pair, vocab_size) for number, pair in enumerate(pairs))
     return CorpusFacts(
         datasets=datasets,
@@ -37,7 +38,7 @@ def count(key: str, pairs: Sequence[Pair], vocab_size: int | None = None) -> Cor
 
 
 def described(facts: CorpusFacts, pairs: Sequence[Pair], files: Sequence[SourceFile]) -> tuple[Dataset, ...]:
-    """The datasets of a manifest: what was counted, and which files they are. `files`: .bin and .idx in turn."""
+    """The datasets for a manifest: the counted facts, plus the files. `files`: .bin and .idx alternating."""
     names = [Path(pair.prefix).name for pair in pairs]
     keys = names if len(set(names)) == len(names) else [pair.prefix for pair in pairs]
     return tuple(
@@ -54,12 +55,12 @@ def described(facts: CorpusFacts, pairs: Sequence[Pair], files: Sequence[SourceF
 
 
 def identity(datasets: Sequence[Dataset]) -> str:
-    """What is read, wherever it lies: tokens, index and weight of one after the other."""
+    """Digest of what is read, regardless of paths: tokens, index and weight of each dataset."""
     return digest([[*(one.sha256[name] for name in sorted(one.sha256)), one.weight] for one in datasets])
 
 
 def check(manifest: Corpus, files: Sequence[SourceFile], problems: Callable[[Dataset, int], list[str]]) -> Verdict:
-    """Are the files still those that were counted, and does Megatron read them so?"""
+    """Check that the files are still the counted ones, and that Megatron reads them correctly."""
     for file in files:
         require_same(file)
     return Verdict(
@@ -103,7 +104,7 @@ def _count(key: str, number: int, pair: Pair, vocab_size: int | None) -> Dataset
 
 
 def _index(key: str, prefix: str, data: Path) -> Index:
-    """The index, if it is sound and that of the data."""
+    """The index of a pair, if it is valid and fits the data."""
     path = f"{prefix}.idx"
     try:
         index = Index.open(Path(path))

@@ -14,19 +14,19 @@ from megaboa.records import ExportRecord, Proof
 if TYPE_CHECKING:
     from huggingface_hub.errors import HfHubHTTPError
 
-# Files of an earlier push that this one may not have: transformers would read them first.
+# Files of an earlier push that a new one may not replace, although transformers would read them first.
 REPLACED = ["*.safetensors", "*.safetensors.index.json"]
-CLIENTS = ("httpx", "requests")  # what huggingface_hub sends by, since 1.0 and before
+CLIENTS = ("httpx", "requests")  # HTTP clients of huggingface_hub, since 1.0 and before
 
 
 class HubError(InputError):
-    """The hub refuses, or can't be reached: that says nothing about the run that asks, and another call may succeed."""
+    """The hub refuses, or can't be reached. That says nothing about the run, and another call may succeed."""
 
 
 def download(repo: str, revision: str | None, patterns: list[str], key: str) -> tuple[Path, str]:
-    """The folder of a repository's files (from the cache, where they are there already) and its commit.
+    """The folder of a repository's files (from the cache, if they are there), and its commit.
 
-    `key` is the key of the experiment file that named the repository: errors name it.
+    `key`: the key of the experiment file that names the repository, for error messages.
     """
     from huggingface_hub import errors
 
@@ -37,12 +37,13 @@ def download(repo: str, revision: str | None, patterns: list[str], key: str) -> 
             folder = Path(_snapshot(repo, revision, patterns))
     except errors.HFValidationError as error:
         raise InputError(f"{where} is neither an existing folder nor a Hugging Face id (`owner/name`)") from error
-    # The cache keeps a snapshot in a folder that is called after its commit.
+    # The cache's folder for a snapshot is named after its commit.
     return folder, folder.name
 
 
 def _snapshot(repo: str, revision: str | None, patterns: list[str]) -> str:
-    """Of a commit the client first asks the hub for the names of the files, even if all of them are in the cache."""
+    """Download files. Without an answer from the hub, the cache is used: the client always asks for a list of files
+    first, even if all of them are in the cache."""
     from huggingface_hub import snapshot_download
 
     try:
@@ -54,7 +55,7 @@ def _snapshot(repo: str, revision: str | None, patterns: list[str]) -> str:
 
 
 def require_proven(export: ExportRecord, proof: Proof) -> None:
-    """Push only proved files."""
+    """Refuse to push unless the files are those that were proved."""
     if proof.digest != export.digest or digest(folder_digests(export.path)) != export.digest:
         raise InputError(f"{export.path} is not what was proved: call `snakemake export --forcerun prove_export`")
 
@@ -95,15 +96,15 @@ def _refused(where: str, answer: HfHubHTTPError) -> str:
 
 @contextlib.contextmanager
 def refusals(where: str, page: str | None) -> Iterator[None]:
-    """What the hub itself answers, in a sentence; that it doesn't answer is another matter.
+    """Turn the hub's own refusals into one-sentence errors. A missing answer is handled elsewhere.
 
-    Also where a library that asks it (transformers, Bridge) has put the answer into an exception of its own.
+    This also covers libraries (transformers, Bridge) that wrap the hub's answer in an exception of their own.
     """
     from huggingface_hub import errors
 
     try:
         yield
-    except InputError:  # which may say the same already
+    except InputError:  # it may have this message already
         raise
     except Exception as error:
         for answer in led_to(error):
@@ -123,9 +124,10 @@ def refusals(where: str, page: str | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def reading(where: str, repo: str | None = None, command: str = "", otherwise: str = "") -> Iterator[None]:
-    """As `refusals`, of files that the cache may have; and whatever else keeps the hub from giving them.
+    """Like `refusals`, for files that may be in the cache, and including other reasons why the hub doesn't provide
+    them.
 
-    `command` fetches them on a machine with a network; `otherwise`: what else helps where there is none.
+    `command`: fetches them on a machine with a network; `otherwise`: another remedy without a network.
     """
     from huggingface_hub import errors
 

@@ -1,7 +1,7 @@
 """Megatron's indexed dataset: a .bin file of token ids and an .idx file that says where documents begin.
 
-Written here with numpy alone, because the machine that tokenizes needs no torch; a test holds every byte
-against megatron-core's own builder. Everything goes through memory in pieces.
+Written with numpy alone, because the tokenizing machine needs no torch; a test compares every byte with megatron-core's
+own builder. Everything is processed in pieces.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from megaboa.files import flush
 from megaboa.index_file import HEADER_BYTES, Header, read_header
 
-# Megatron takes two bytes per token for vocabularies smaller than this.
+# Megatron uses two bytes per token for smaller vocabularies.
 TWO_BYTES_BELOW = 65500
-PIECE = 1 << 20  # documents at once
+PIECE = 1 << 20  # documents processed at once
 
 Lengths = Callable[[], Iterator[NDArray]]
 
@@ -29,7 +29,8 @@ def token_dtype(vocab_size: int) -> np.dtype:
 
 
 def write_index(path: Path, dtype: np.dtype, lengths: Lengths) -> int:
-    """Write the .idx of documents of these lengths, given in pieces as often as asked; return their number."""
+    """Write an .idx for documents of these lengths and return their number. `lengths` yields pieces, and is called
+    repeatedly."""
     documents = sum(len(piece) for piece in lengths())
     with path.open("wb") as stream:
         stream.write(Header(np.dtype(dtype).name, documents, documents + 1).pack())
@@ -52,7 +53,7 @@ def in_pieces(values: NDArray, size: int = PIECE) -> Iterator[NDArray]:
 
 
 def mapped(path: Path, dtype: np.dtype | str) -> NDArray:
-    """A file's content, which stays on the disk until it is looked at."""
+    """A file's content, which stays on disk until it is accessed."""
     return np.memmap(path, dtype, "r") if path.stat().st_size else np.empty(0, dtype)
 
 
@@ -84,7 +85,7 @@ class Index:
         )
 
     def wrong_pointers(self, shortest: int = 1) -> list[str]:
-        """Where pointers and lengths contradict each other, or a document is too short."""
+        """Contradictions between pointers and lengths, or documents that are too short."""
         found, expected = [], 0
         for begin in range(0, len(self.lengths), PIECE):
             lengths, pointers = self.lengths[begin : begin + PIECE], self.pointers[begin : begin + PIECE]
@@ -99,7 +100,7 @@ class Index:
         return found
 
     def problems(self) -> list[str]:
-        """Whatever is wrong with an index that we have written."""
+        """All problems of an index that was written here."""
         found = self.wrong_pointers()
         wrong_list = len(self.documents) != len(self.lengths) + 1
         for begin in range(0, len(self.documents), PIECE):
@@ -109,7 +110,7 @@ class Index:
 
     @property
     def bytes(self) -> int:
-        """How long the .bin must be."""
+        """The expected size of the .bin."""
         return int(self.pointers[-1]) + int(self.lengths[-1]) * self.dtype.itemsize if len(self.lengths) else 0
 
     def tokens(self, data: NDArray, document: int) -> NDArray:

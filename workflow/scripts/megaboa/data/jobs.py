@@ -1,8 +1,8 @@
-"""The jobs that make a tokenizer and a corpus: list files, tokenize a shard, merge the shards, compare with the source.
+"""Jobs that make a tokenizer and a corpus: list files, tokenize a shard, merge the shards, compare with the source.
 
-All jobs of a corpus lead to one folder of the store, named by what decides the tokens: the text, the tokenizer and the
-options, not the number of shards. Experiments that want the same corpus share it; a job whose work is there does
-nothing.
+All jobs of a corpus work on one folder of the store, named by what determines the tokens: the text, the tokenizer and
+the options, but not the number of shards. Experiments that need the same corpus share it. A job whose work is already
+there does nothing.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ from megaboa.records import (
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-FORMAT = 1  # of what documents files hold, and how they are written: raised when a corpus would come out otherwise
-# What decides which tokens a corpus holds, apart from its text and its tokenizer.
+FORMAT = 1  # version of the interpretation of files and of the written format; raised when a corpus would change
+# Options that determine a corpus's tokens, apart from its text and its tokenizer.
 DECIDING = (
     "text_key",
     "separator",
@@ -63,14 +63,14 @@ DECIDING = (
     "append_eod",
     "prepend_bos",
 )
-# Likewise of the text that a tokenizer is trained on.
+# Options that determine the text for training a tokenizer.
 TEXT_DECIDING = ("text_key", "separator", "limit", "max_document_mb", "on_bad_record")
-SECONDS_BETWEEN_LINES = 10  # of progress
-WORKING_SECONDS = 60  # a shard that was heard of since then is at work
+SECONDS_BETWEEN_LINES = 10  # lines of progress
+WORKING_SECONDS = 60  # a shard that has reported since then is being processed
 
 
 def make_tokenizer(spec: TokenizerSpec) -> Tokenizer:
-    """Train it on a corpus's text, or take it from GPT-2's files, unless it is there."""
+    """Train a tokenizer on a corpus's text, or convert it from files, unless it exists already."""
     if spec.train_on is None:
         return tokenizer_of_files(spec)
     text = spec.train_on
@@ -99,16 +99,16 @@ def make_tokenizer(spec: TokenizerSpec) -> Tokenizer:
 
 
 def _frozen(reference: tokenizer.Reference, loaded: PreTrainedTokenizerFast, folder: Path) -> FrozenTokenizer:
-    """Next to a corpus's folder."""
+    """A tokenizer frozen to a file next to the corpus's folder."""
     frozen = folder.with_name(f"{folder.name}.tokenizer.json")
     with enough_room(folder), store.locked(folder.with_name(f".{folder.name}.lock")):
-        for left in folder.parent.glob(f".{frozen.name}.*.tmp"):  # by a job that was killed
+        for left in folder.parent.glob(f".{frozen.name}.*.tmp"):  # left by a killed job
             left.unlink()
         return tokenizer.freeze(reference, loaded, frozen)
 
 
 def tokenizer_of_files(spec: TokenizerSpec) -> Tokenizer:
-    """As a folder that `transformers` and Bridge load."""
+    """A tokenizer converted from existing files to a folder that `transformers` and Bridge can load."""
     key = f"tokenizers.{spec.name}"
     files = {kind: getattr(spec, kind) for kind in tokenizer_files.FILES}
     rules = {"pattern": spec.pattern, "special_tokens": spec.special_tokens, "vocab_size": spec.vocab_size}
@@ -140,7 +140,7 @@ def _convert(spec: TokenizerSpec, folder: Path, key: str) -> None:
 
 
 def list_sources(spec: CorpusSpec, threads: int) -> Sources:
-    """The corpus's files with their checksums, its tokenizer, and where its tokens are to lie."""
+    """List the corpus's files with checksums, its tokenizer, and the folder for its tokens."""
     if spec.pairs:
         return list_pairs(spec, threads)
     if spec.example_keys:
@@ -169,7 +169,7 @@ def list_sources(spec: CorpusSpec, threads: int) -> Sources:
 
 
 def list_pairs(spec: CorpusSpec, threads: int) -> Sources:
-    """The user's own pairs stay where they are: below the store lies what was counted in them."""
+    """List the user's own pairs. They stay in place, and the store only gets their facts."""
     digests = Path(spec.store) / "digests"
     with enough_room(digests):
         files = sources.listing(sources.files(spec), digests, threads)
@@ -185,7 +185,7 @@ def list_pairs(spec: CorpusSpec, threads: int) -> Sources:
 
 
 def list_examples(spec: CorpusSpec, threads: int) -> Sources:
-    """No tokenizer: what tokens they become depends on a template, too."""
+    """List a corpus of examples. It has no tokenizer, because the tokens also depend on a template."""
     digests = Path(spec.store) / "digests"
     with enough_room(digests):
         files = sources.listing(sources.files(spec), digests, threads)
@@ -201,7 +201,7 @@ def list_examples(spec: CorpusSpec, threads: int) -> Sources:
 
 
 def make_shard(spec: CorpusSpec, listing: Sources, shard: int, shards: int, threads: int = 1) -> ShardMade:
-    """Tokenize one shard, unless the corpus or the shard is there."""
+    """Tokenize one shard, unless the corpus or the shard exists already."""
     final = Path(listing.folder)
     if final.exists():
         return ShardMade(folder=None)
@@ -215,13 +215,13 @@ def make_shard(spec: CorpusSpec, listing: Sources, shard: int, shards: int, thre
                 progress = Progress(spec.name, folder.parent / "progress", shard, shards)
                 write(partial / FACTS, tokenize_shard(options, listing.files, parts, encoder, partial, progress))
     except FileNotFoundError:
-        if not final.exists():  # else another job has merged the corpus meanwhile and removed its shards
+        if not final.exists():  # otherwise another job has merged the corpus, and removed its shards
             raise
     return ShardMade(folder=str(folder))
 
 
 def merge_shards(spec: CorpusSpec, listing: Sources, shards: int) -> Corpus:
-    """Put the shards together, and give the corpus's manifest."""
+    """Merge the shards, and return the corpus's manifest."""
     final = Path(listing.folder)
     with enough_room(final), store.building(final) as partial:
         if partial and spec.pairs:
@@ -233,7 +233,7 @@ def merge_shards(spec: CorpusSpec, listing: Sources, shards: int) -> Corpus:
             folders = [shard_folder(final, shard, shards) for shard in range(shards)]
             made = [(folder, read(Shard, folder / FACTS)) for folder in folders]
             write(partial / FACTS, merge(Options.of(spec), made, partial))
-    for leftover in final.parent.glob(f"{final.name}.shards-of-*"):  # of another number of shards, too
+    for leftover in final.parent.glob(f"{final.name}.shards-of-*"):  # including those of other numbers of shards
         shutil.rmtree(leftover, ignore_errors=True)
     return manifest(spec, listing, read(CorpusFacts, final / FACTS))
 
@@ -241,7 +241,7 @@ def merge_shards(spec: CorpusSpec, listing: Sources, shards: int) -> Corpus:
 def verify_corpus(
     spec: CorpusSpec, listing: Sources, manifest: Corpus, problems: Callable[[Dataset, int], list[str]]
 ) -> Verification:
-    """Compare a finished corpus with its source; `problems` is of `verify.check_corpus`."""
+    """Compare a finished corpus with its source; `problems`: the check of `verify.check_corpus`."""
     folder, name = Path(listing.folder), manifest.name
     if not (facts := folder / FACTS).exists():
         raise InputError(f"{folder} is gone: below the results, remove data/{name}.json, and call again")
@@ -314,14 +314,14 @@ def manifest(spec: CorpusSpec, listing: Sources, facts: CorpusFacts) -> Corpus:
 
 
 def _placed(facts: CorpusFacts, listing: Sources) -> tuple[Dataset, ...]:
-    """Every dataset with its place in the store."""
+    """The datasets with their paths in the store."""
     folder = Path(listing.folder)
     stems = [Path(next(iter(dataset.sizes))).stem for dataset in facts.datasets]
     return tuple(replace(one, prefix=str(folder / stem)) for one, stem in zip(facts.datasets, stems, strict=True))
 
 
 def link_files(manifest: Corpus, folder: Path) -> None:
-    """Link the corpus's files into the folder of its manifest; those of the user's have a place of their own."""
+    """Link the corpus's files into the folder of its manifest, unless they are the user's own."""
     if manifest.is_given:
         return
     for dataset in manifest.datasets:
@@ -348,14 +348,14 @@ def shard_folder(final: Path, shard: int, shards: int) -> Path:
 
 
 def enough_room(folder: Path) -> AbstractContextManager[None]:
-    """What is written to the store may find no room."""
+    """Report a full disk as a one-sentence error, with the remedies for the store."""
     return disk_full(folder.parent, "Free some space, or set `store` to another place")
 
 
 class Progress:
-    """What a job says of itself: a line every few seconds, of its shard and of the whole corpus.
+    """Prints a job's progress every few seconds, for its shard and for the whole corpus.
 
-    `folder` is where the shards of a corpus see each other's progress.
+    `folder`: where the shards of a corpus exchange their progress.
     """
 
     def __init__(
@@ -399,10 +399,10 @@ def read_progress(folder: Path) -> list[dict[str, float]]:
 
 
 def progress_line(label: str, states: list[dict[str, float]], shards: int, now: float) -> str:
-    """`stdlib: 41 %, 12,000 documents, 31,000,000 tokens, 120 MB/s, 35 s left`."""
+    """A line such as `stdlib: 41 %, 12,000 documents, 31,000,000 tokens, 120 MB/s, 35 s left`."""
     done = sum(state["share"] for state in states)
     documents, tokens, text = (sum(state[name] for state in states) for name in ("documents", "tokens", "text_bytes"))
-    # Of the time that shards have worked, not of that since the first began: in between there may be a night.
+    # Measured over the working time of shards, not since the first began: they may have been interrupted for a night.
     worked = max(1e-3, sum(state["time"] - state["started"] for state in states))
     working = max(1, sum(state["share"] < 1 and now - state["time"] < WORKING_SECONDS for state in states))
     speed = text / worked * working / 1e6

@@ -1,4 +1,4 @@
-"""A large file written in pieces: earlier pieces are flushed and hashed in the background."""
+"""Writes a large file in pieces, while earlier pieces are flushed and hashed in the background."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 
 from megaboa.files import flush
 
-SENT_BYTES = 64 << 20  # so much is sent to the disk at once
-HASHED_BYTES = 1 << 16  # less is not worth a thread
+SENT_BYTES = 64 << 20  # size of pieces that are flushed at once
+HASHED_BYTES = 1 << 16  # smaller files need no thread
 
 
 class LargeFile:
-    """After `close` the disk has it; a block that ends with an exception leaves it as it is."""
+    """A file that is on disk after `close`. If the block ends with an exception, it is left as it is."""
 
     def __init__(self, path: Path, hashed: bool = False) -> None:
         self._stream = path.open("wb")
@@ -34,7 +34,7 @@ class LargeFile:
             self._end()
 
     def write(self, piece: bytes | memoryview) -> None:
-        """The piece must not be changed afterwards."""
+        """Write a piece, which must not be modified afterwards."""
         size = memoryview(piece).nbytes
         if self._hash:
             self._add(piece, size)
@@ -52,11 +52,11 @@ class LargeFile:
             self._end()
 
     def sha256(self) -> str:
-        """Of what was written, after `close`."""
+        """Checksum of everything written, available after `close`."""
         return self._hash.hexdigest()
 
     def _add(self, piece: bytes | memoryview, size: int) -> None:
-        _result(self._added)  # so that no more than two pieces are held
+        _result(self._added)  # so that at most two pieces are held
         self._added = None
         if size < HASHED_BYTES:
             self._hash.update(piece)
@@ -66,7 +66,7 @@ class LargeFile:
     def _send(self) -> None:
         if self._sent and not self._sent.done():
             return
-        _result(self._sent)  # the system says only once that it could not write
+        _result(self._sent)  # the system reports a write error only once
         self._stream.flush()
         self._sent, self._waiting = self._disk.submit(os.fdatasync, self._stream.fileno()), 0
 
@@ -77,6 +77,6 @@ class LargeFile:
 
 
 def _result(future: Future | None) -> None:
-    """Wait for it, and raise what went wrong in it."""
+    """Wait for a background task, and raise its error."""
     if future:
         future.result()

@@ -1,6 +1,5 @@
-"""The shards of a corpus to one: their documents one behind the other in the order of the source, whichever shard they
-came from, so that the number of shards changes nothing. Memory is bounded by a piece, not by the corpus.
-"""
+"""Merges the shards of a corpus: documents are concatenated in the order of the source, whichever shard they are in, so
+that the number of shards doesn't matter. Memory is bounded by a piece, not by the corpus."""
 
 from __future__ import annotations
 
@@ -24,14 +23,14 @@ from megaboa.files import file_digest, flush
 from megaboa.records import BadRecords, Column, Compared, CorpusFacts, Dataset, Shard
 
 COPY_BYTES = 8 << 20
-FREQUENT = 20  # tokens that the data card shows
-HASHES_AT_ONCE = 4_000_000  # about 200 MB while they are sorted
+FREQUENT = 20  # number of tokens shown in the data card
+HASHES_AT_ONCE = 4_000_000  # about 200 MB during the sort
 
-Runs = list[tuple[int, int]]  # shard, and how many documents come from it next
+Runs = list[tuple[int, int]]  # shard, and number of its next documents
 
 
 def merge(options: Options, shards: Sequence[tuple[Path, Shard]], out: Path) -> CorpusFacts:
-    """Put the shards together below `out`, and say what came out."""
+    """Merge the shards below `out`, and return the facts."""
     order = sorted(
         (file, begin, number, documents)
         for number, (_, facts) in enumerate(shards)
@@ -80,7 +79,7 @@ def _merge_column(
     dtype: np.dtype,
     stem: Path,
 ) -> Dataset:
-    """One text key of all shards, as `stem`.bin, .idx and .origins."""
+    """Merge one text key of all shards into `stem`.bin, .idx and .origins."""
     kept = None
     if options.deduplicate:
         kept = first_ones(lambda: _in_order(sources, runs, "hashes", np.dtype(f"V{HASH_BYTES}")))
@@ -127,9 +126,9 @@ def _merge_column(
 
 
 def first_ones(hashes: Callable[[], Iterator[NDArray]], at_once: int = HASHES_AT_ONCE) -> NDArray:
-    """True for the first document with its hash. `hashes` gives them in pieces, as often as it is asked.
+    """True for the first document with each hash. `hashes` yields pieces, and is called repeatedly.
 
-    Hashes are looked at in groups that can't hold duplicates of each other; one byte per document stays in memory.
+    Hashes are processed in groups between which there can be no duplicates; only one byte per document stays in memory.
     """
     total = sum(len(piece) for piece in hashes())
     kept = np.ones(total, dtype=bool)
@@ -155,7 +154,7 @@ def _group(pieces: Iterator[NDArray], group: int, groups: int) -> tuple[NDArray,
 
 
 def _in_order(sources: list[Path], runs: Runs, ending: str, dtype: np.dtype) -> Iterator[NDArray]:
-    """What the shards hold by document, in the order of the corpus. A shard's own order is the same."""
+    """Per-document data of the shards, in the order of the corpus, which each shard follows too."""
     with _Streams([Path(f"{source}.{ending}") for source in sources]) as streams:
         for shard, documents in runs:
             for begin in range(0, documents, PIECE):
@@ -163,7 +162,7 @@ def _in_order(sources: list[Path], runs: Runs, ending: str, dtype: np.dtype) -> 
 
 
 class _Streams:
-    """A file of every shard, each read on from where it was left. One is open at a time, as thousands can't be."""
+    """One file of each shard, read sequentially. Only one is open at a time, because there may be thousands."""
 
     def __init__(self, paths: list[Path]) -> None:
         self._paths, self._places = paths, [0] * len(paths)
@@ -195,7 +194,7 @@ def _kept(pieces: Iterator[NDArray], kept: NDArray | None) -> Iterator[NDArray]:
 
 
 def _copy_tokens(sources: list[Path], runs: Runs, dtype: np.dtype, kept: NDArray | None, data: Path) -> str:
-    """Copy the tokens of the documents that are kept; return the SHA-256 of the file."""
+    """Copy the tokens of kept documents; return the SHA-256 of the file."""
     with LargeFile(data, hashed=True) as out, _Streams([Path(f"{source}.bin") for source in sources]) as streams:
         begin = 0
         lengths = _in_order(sources, runs, "lengths", LENGTH)
@@ -213,7 +212,7 @@ def _copy_tokens(sources: list[Path], runs: Runs, dtype: np.dtype, kept: NDArray
 
 
 def _stretches(lengths: NDArray, mask: NDArray | None) -> Iterator[tuple[bool, int]]:
-    """Stretches of documents that are all kept or all left out, and their tokens."""
+    """Stretches of documents that are all kept or all left out, with their numbers of tokens."""
     if mask is None:
         yield True, int(lengths.sum(dtype=np.int64))
         return
@@ -239,7 +238,7 @@ def _read(stream: IO[bytes], dtype: np.dtype, count: int) -> NDArray:
 
 
 def _sum(arrays: Iterable[NDArray]) -> NDArray:
-    """Element by element; shorter ones end in zeros."""
+    """Elementwise sum; shorter arrays are padded with zeros."""
     total = np.zeros(0, dtype=np.int64)
     for array in arrays:
         total = np.pad(total, (0, max(0, len(array) - len(total))))
@@ -253,7 +252,7 @@ def frequent(counts: NDArray) -> tuple[tuple[int, int], ...]:
 
 
 def _documents_by_file(by_file: list[tuple[int, int]], kept: NDArray | None) -> tuple[tuple[int, int], ...]:
-    """How many documents every file gave, in their order."""
+    """The number of documents from every file, in order."""
     found: Counter = Counter()
     begin = 0
     for file, documents in by_file:

@@ -1,7 +1,8 @@
-"""Tokens that somebody else has written for Megatron: pairs of `.bin` and `.idx`, named as Megatron's options do it.
+"""Existing tokens for Megatron: pairs of `.bin` and `.idx`, named as in Megatron's options.
 
-`--data-path` takes prefixes, or weights and prefixes in turn; `--data-args-path` a file of these words, and
-`--per-split-data-args-path` a JSON file with such a list for each split. Standard library only: the plan reads them.
+`--data-path` takes prefixes, or weights and prefixes alternating; `--data-args-path` a file of these words, and
+`--per-split-data-args-path` a JSON file with such a list for each split. Standard library only, because the plan reads
+them.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ Named = str | list[str | int | float]
 
 
 def pairs_of(named: Named, split: str = "train") -> list[Pair]:
-    """The pairs that a value of `corpora.<name>.megatron` names. An `InputError` says in a sentence what is wrong."""
+    """The pairs in a value of `corpora.<name>.megatron`. Raises InputError with a sentence about the problem."""
     words = _words(named)
     if len(words) == 1 and (file := Path(os.path.expanduser(words[0]))).is_file() and file.suffix not in ENDINGS:  # noqa: PTH111
         return pairs_of(_words_of_file(file, split))
@@ -51,7 +52,7 @@ def require_pair(prefix: str) -> None:
 
 
 def is_pair(source: str) -> bool:
-    """Whether a corpus's `source` is one that belongs under `megatron`."""
+    """Whether a corpus's `source` should be given as `megatron` instead."""
     prefix = without_ending(os.path.expanduser(source))  # noqa: PTH111 (may be a pattern)
     return all(Path(f"{prefix}{ending}").is_file() for ending in ENDINGS)
 
@@ -61,7 +62,7 @@ def without_ending(word: str) -> str:
 
 
 def files(pairs: Sequence[Pair]) -> list[SourceFile]:
-    """`.bin` and `.idx` of one after the other, without their checksums."""
+    """The `.bin` and `.idx` of all pairs, alternating, without checksums."""
     found = []
     for pair in pairs:
         for ending in ENDINGS:
@@ -87,7 +88,10 @@ def require_unchanged(file: SourceFile) -> None:
 
 
 def require_same(file: SourceFile) -> None:
-    """A file that was written again may have the same content: it is read where its time is another."""
+    """Refuse a changed file.
+
+    If only its time stamp differs, the content decides, because it may have been rewritten.
+    """
     try:
         require_unchanged(file)
     except InputError:
@@ -100,7 +104,10 @@ def paths(pairs: Sequence[Pair]) -> list[str]:
 
 
 def _words(named: Named) -> list[str]:
-    """A text that begins with a weight is Megatron's list; any other is one prefix, whatever is in it."""
+    """The words of a value.
+
+    Text that begins with a weight is a list for Megatron; any other text is a single prefix.
+    """
     if isinstance(named, list):
         return [str(word) for word in named]
     first, _, rest = named.strip().partition(" ")
@@ -108,7 +115,7 @@ def _words(named: Named) -> list[str]:
 
 
 def _words_of_file(path: Path, split: str) -> list[str]:
-    """What `--data-args-path` or `--per-split-data-args-path` is given."""
+    """The words in a file for `--data-args-path` or `--per-split-data-args-path`."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -130,7 +137,7 @@ def _words_of_file(path: Path, split: str) -> list[str]:
 
 
 def _weighted(words: list[str]) -> list[tuple[float | None, str]]:
-    """As Megatron reads them: weights and prefixes in turn, or prefixes alone."""
+    """Prefixes and weights as Megatron reads them: alternating, or prefixes alone."""
     numbers = [_NUMBER.fullmatch(word) is not None for word in words]
     if not any(numbers):
         return [(None, word) for word in words]
@@ -144,11 +151,11 @@ def _weighted(words: list[str]) -> list[tuple[float | None, str]]:
 
 
 def _matches(word: str, weight: float | None) -> list[Pair]:
-    """The pair of a prefix, or all that match a pattern."""
+    """The pair with this prefix, or all pairs that match a pattern."""
     prefix = without_ending(os.path.expanduser(word))  # noqa: PTH111 (may be a pattern)
     if not _MAGIC & set(prefix) or Path(f"{prefix}.idx").is_file():
         return [Pair(prefix=prefix, weight=weight)]
-    # Path.glob takes no absolute patterns.
+    # Path.glob doesn't support absolute patterns.
     found = sorted(without_ending(path) for path in glob.glob(f"{prefix}.idx", recursive=True))  # noqa: PTH207
     if not found:
         raise InputError(f"no file matches {prefix}.idx: check the pattern")

@@ -1,7 +1,7 @@
-"""The records of a part of one file: decompressed, split, and their texts extracted.
+"""Reads the records of a part of one file: decompressed, split, and with their texts extracted.
 
-A bad record is returned with its reason, not raised: the corpus decides what to do. An error of the whole file is an
-`InputError`; a truncated compressed file is never accepted as complete.
+A bad record is returned with its reason, not raised, because the corpus decides what to do. An error in the whole file
+is an `InputError`; a truncated compressed file is never accepted as complete.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Bad:
     reason: str
 
 
-# Position (a byte for files that can be cut, a row of a table, else the record's number), and its text by key.
+# Position of a record (a byte for divisible files, a row for tables, else the record's number), and its texts by key.
 Texts = Sequence[str] | Bad | Dropped | Failed
 Record = tuple[int, Texts]
 
@@ -48,7 +48,7 @@ class Format:
     separator: str | None = None
     max_bytes: int = 128 << 20
     judge: Judge | None = None  # the user's filter
-    named: str = "text_key"  # what says the keys; anything else: their values need not be text
+    named: str = "text_key"  # the option that names the keys; for options other than this one, values need not be text
 
     @property
     def is_text(self) -> bool:
@@ -60,7 +60,7 @@ class Format:
         return cls(keys, spec.separator, spec.max_document_mb << 20, judge)
 
     def judged(self, record: dict[str, Any], texts: Sequence[str]) -> Sequence[str] | Dropped | Failed:
-        """The texts of a record, unless the filter says otherwise."""
+        """The texts of a record, or the filter's objection."""
         return (self.judge and self.judge(record, texts[0])) or texts
 
     def decoded(self, content: bytes) -> Texts:
@@ -70,7 +70,7 @@ class Format:
 
 
 class Records:
-    """Iterate over a part's records; `share` says how much of it is done."""
+    """Iterates over a part's records; `share` is the progress."""
 
     def __init__(self, file: SourceFile, part: Part, form: Format) -> None:
         self.file, self.part, self.form = file, part, form
@@ -123,7 +123,7 @@ class Records:
                 yield position, piece
 
     def _mine(self, records: Iterator[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
-        """Of a file that several shards read in turns, what is this one's."""
+        """This shard's records of a file that several shards read in turns."""
         turn, turns = self.part.turn, self.part.turns
         return records if turns == 1 else (record for record in records if record[0] // BLOCK % turns == turn)
 
@@ -144,7 +144,7 @@ class Records:
             yield position, piece if isinstance(piece, Bad) else self.form.decoded(bytes(piece))
 
     def _whole(self) -> Iterator[Record]:
-        """A file without a separator is one document."""
+        """The document of a file without a separator: the whole content."""
         if self.file.packed:
             with unpacked(self.file.path, self.file.packed) as (stream, _):
                 content = stream.read(self.form.max_bytes + 1)
@@ -161,17 +161,17 @@ class Records:
 
 
 def split(stream: IO[bytes], separator: bytes, begin: int, max_bytes: int) -> Iterator[tuple[int, Piece | Bad]]:
-    """The pieces between separators that begin at byte `begin` or later, each with its place. Nothing is copied.
+    """The pieces between separators that begin at byte `begin` or later, with their positions. Nothing is copied.
 
-    Memory is bounded by the longest piece that is allowed: of a longer one, only its end is looked for.
+    Memory is bounded by the longest permitted piece; of a longer piece, only the end is searched for.
     """
     place = max(0, begin - len(separator))
     if place:
         stream.seek(place)
-    others = begin > 0  # the piece in which we begin belongs to the part before
-    dropped = 0  # bytes of this piece that are no longer needed
+    others = begin > 0  # the piece around `begin` belongs to the previous part
+    dropped = 0  # bytes of the current piece that were discarded
     rest = b""
-    while chunk := stream.read(max(CHUNK, len(rest))):  # more for a long piece, or copying would take quadratic time
+    while chunk := stream.read(max(CHUNK, len(rest))):  # more for a long piece, or copying would be quadratic
         content = rest + chunk
         view, done = memoryview(content), 0
         while (end := content.find(separator, done)) >= 0:
@@ -181,7 +181,7 @@ def split(stream: IO[bytes], separator: bytes, begin: int, max_bytes: int) -> It
             place += length + len(separator)
             others, dropped, done = False, 0, end + len(separator)
         rest = content[done:]
-        kept = len(separator) - 1  # bytes that may be the beginning of a separator
+        kept = len(separator) - 1  # possibly the beginning of a separator
         if others or dropped + len(rest) - kept > max_bytes:
             dropped += max(0, len(rest) - kept)
             rest = rest[-kept:] if kept else b""
@@ -194,7 +194,7 @@ def whole(number: int, file: SourceFile) -> Part:
 
 
 def describe(file: SourceFile, position: int, form: Format, by_line: bool = True) -> str:
-    """Where a record is, for people. Counting lines means reading the file up to there."""
+    """Where a record is, for people. To count lines, the file is read up to there."""
     if file.kind == "jsonl" and (by_line or file.packed):
         return f"{file.path}:{position + 1 if file.packed else line_number(file.path, position)}"
     if file.kind == "jsonl":
@@ -216,7 +216,7 @@ def line_number(path: str, position: int) -> int:
 def documents(
     files: Iterable[SourceFile], form: Format, limit: int | None = None, skip_bad: bool = False, key: str = ""
 ) -> Iterator[str]:
-    """The first `limit` texts that are not blank; `key` is named in errors, as in `corpora.wiki`."""
+    """The first `limit` non-blank texts; `key`: used in error messages, such as `corpora.wiki`."""
     texts = itertools.chain.from_iterable(
         _texts(file, number, form, skip_bad, key) for number, file in enumerate(files)
     )
@@ -235,7 +235,7 @@ def refuse(file: SourceFile, position: int, form: Format, record: Bad, key: str)
 def _texts(file: SourceFile, number: int, form: Format, skip_bad: bool, key: str) -> Iterator[str]:
     for position, texts in Records(file, whole(number, file), form):
         if not isinstance(texts, Bad):
-            yield from texts  # without a filter: a tokenizer is trained on all of the text
+            yield from texts  # without the filter, because a tokenizer is trained on all of the text
         elif not skip_bad:
             raise refuse(file, position, form, texts, key)
 
@@ -254,10 +254,11 @@ def too_long(max_bytes: int) -> Bad:
 
 
 def line_reader(form: Format) -> Callable[[bytes | memoryview], Texts]:
-    """From a line of JSON to its texts: by the fast parser, and where it refuses, by Python's own (it takes NaN)."""
+    """A function that parses a line of JSON into its texts, by the fast parser or, if that refuses, by Python's own
+    (for NaN)."""
     import orjson
 
-    # The fast parser refuses lone surrogates; looking for them again would take another walk through the text.
+    # The fast parser refuses lone surrogates, so there is no need to search for them again.
     quick, careful = text_getter(form, surrogates=False), text_getter(form)
 
     def texts(line: bytes | memoryview) -> Texts:
@@ -270,9 +271,9 @@ def line_reader(form: Format) -> Callable[[bytes | memoryview], Texts]:
 
 
 def text_getter(form: Format, surrogates: bool = True) -> Callable[[Any], Texts]:
-    """From a record to its texts. `a.b` is a key of that name, or `b` within `a`.
+    """A function that extracts a record's texts. `a.b` is either a key of that name, or `b` within `a`.
 
-    `surrogates=False` says that there can be no lone ones.
+    `surrogates=False`: there can be no lone surrogates.
     """
     keys = form.keys
     surely_short = form.max_bytes // 4 if not surrogates else -1
@@ -308,7 +309,7 @@ def text_getter(form: Format, surrogates: bool = True) -> Callable[[Any], Texts]
 
 
 def utf8_bytes(text: str) -> int | None:
-    """How long a text is as UTF-8; None if it can't be that."""
+    """Length of a text as UTF-8; None if it can't be encoded."""
     if text.isascii():
         return len(text)
     try:
@@ -318,12 +319,13 @@ def utf8_bytes(text: str) -> int | None:
 
 
 class TruncatedError(Exception):
-    """A compressed file ends before its end."""
+    """A compressed file is truncated."""
 
 
 @contextlib.contextmanager
 def unpacked(path: str, packed: str | None) -> Iterator[tuple[IO[bytes], Callable[[], int]]]:
-    """The content of a file that may be a .gz or .zst, and a function that says how many of its bytes were read."""
+    """The content of a file that may be compressed (.gz or .zst), and a function for the number of bytes read of the
+    file."""
     with Path(path).open("rb") as raw:
         if packed is None:
             yield raw, raw.tell
@@ -339,7 +341,7 @@ def unpacked(path: str, packed: str | None) -> Iterator[tuple[IO[bytes], Callabl
 
 
 class _Zstd(io.RawIOBase):
-    """zstandard's own reader takes a file that is cut short for a complete one."""
+    """A reader that detects truncated files, which zstandard's own takes for complete."""
 
     def __init__(self, raw: IO[bytes]) -> None:
         import zstandard

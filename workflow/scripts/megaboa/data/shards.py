@@ -1,7 +1,8 @@
-"""Which part of a corpus a shard reads. Whatever the number of shards, their parts together are the corpus, in order.
+"""The part of a corpus that each shard reads. For any number of shards, their parts together are the corpus, in order.
 
-A plain file of lines or a table is cut where the shards' borders fall; a record belongs to the part in which it begins.
-A compressed file or a stream can't be entered in the middle: if it is large, its shards take turns, BLOCK records each.
+A plain file of lines or a table is cut at the shards' borders; a record belongs to the part in which it begins. A
+compressed file or a stream can only be read from the beginning, so if it is large, shards take turns, with BLOCK
+records each.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ BLOCK = 1000  # records
 
 @dataclass(frozen=True)
 class Part:
-    """Of file number `file` what lies in [begin, end) of its size; of a file that can't be cut, every n-th block."""
+    """The section [begin, end) of file number `file`; if the file can't be cut, every n-th block."""
 
     file: int
     begin: int
@@ -26,7 +27,7 @@ class Part:
 
 
 def divide(files: Sequence[SourceFile], shards: int, separator: str | None) -> list[list[Part]]:
-    """The parts of every shard, about equal in bytes."""
+    """The parts of every shard, of approximately equal size in bytes."""
     total = sum(file.size for file in files)
     borders = [total * shard // shards for shard in range(shards + 1)]
     parts: list[list[Part]] = [[] for _ in range(shards)]
@@ -63,5 +64,5 @@ def can_be_cut(file: SourceFile, separator: str | None) -> bool:
 
 
 def overlaps_itself(separator: str) -> bool:
-    """Then where documents begin depends on where one begins to look: as in `a\\n\\n\\nb`, cut at two line feeds."""
+    """Whether the place where a search starts affects the splits, as in `a\\n\\n\\nb`, cut at two line feeds."""
     return any(separator.startswith(separator[begin:]) for begin in range(1, len(separator)))

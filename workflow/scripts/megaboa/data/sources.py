@@ -1,8 +1,8 @@
-"""What a corpus is made of: files of JSON lines, text and tables, datasets from the hub, or Python's own sources.
+"""Sources of a corpus: files of JSON lines, text and tables, datasets from the hub, or Python's own source files.
 
-The order of a corpus's files is the order of its sources, and within one that of the sorted paths, so that the same
-files give the same corpus anywhere. What the corpus's own files are called is said here too. Standard library only: the
-plan looks for files, and wants to know their names.
+A corpus's files are in the order of its sources, and within a source sorted by path, so that the same files give the
+same corpus everywhere. The names of the corpus's own files are also defined here. Standard library only, because the
+plan looks for files and needs their names.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from megaboa.records import CorpusSpec, SourceFile, TextSpec
 
 STDLIB = "python-stdlib"
 HUB = "hf:"
-# Kind of a file by the end of its name, without .gz or .zst.
+# Kind of file by suffix, without .gz or .zst.
 KINDS = {
     ".jsonl": "jsonl",
     ".json": "jsonl",
@@ -35,9 +35,9 @@ KINDS = {
 PACKED = {".gz": "gz", ".zst": "zst"}
 TABLES = ("parquet", "arrow")
 SUFFIXES = (*KINDS, *(kind + packed for kind in (".jsonl", ".txt") for packed in PACKED))
-# Folders of the standard library that hold other people's packages, data files of tests, or build leftovers.
+# Folders of the standard library with installed packages, test data, or build leftovers.
 NOT_STDLIB = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test", "lib2to3"}
-REMEMBERED_BYTES = 64 << 20  # a smaller file is read again more quickly than its checksum is kept
+REMEMBERED_BYTES = 64 << 20  # for smaller files, reading again is faster than caching the checksum
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -51,7 +51,7 @@ def as_list(source: str | list[str]) -> list[str]:
 
 
 def hub_id(source: str) -> str | None:
-    """`owner/name` of a dataset on the hub."""
+    """`owner/name` of a dataset on the hub; None if the source isn't one."""
     return source.removeprefix(HUB) if source.startswith(HUB) else None
 
 
@@ -60,13 +60,13 @@ def is_hub_id(name: str) -> bool:
 
 
 def paths(source: str | list[str]) -> list[str]:
-    """The files whose change makes a corpus out of date; what has no files of its own gives none."""
+    """The files whose change makes a corpus outdated; none for sources without files."""
     local = [one for one in as_list(source) if one != STDLIB and not hub_id(one)]
     return [file.path for one in local for file in files_of(one, split=None)]
 
 
 def files(spec: TextSpec) -> list[SourceFile]:
-    """All files of a corpus, in the order in which their documents come, without their checksums."""
+    """All files of a corpus, in the order of their documents, without checksums."""
     if isinstance(spec, CorpusSpec) and spec.pairs:
         return pairs.files(spec.pairs)
     found = []
@@ -88,11 +88,11 @@ def files_of(source: str, split: str | None) -> list[SourceFile]:
         return [file_of(path, "source") for path in _stdlib_files()]
     if Path(source).is_dir():
         return [file_of(path, "arrow") for path in saved_dataset(Path(source), split)]
-    # Path.glob takes no absolute patterns.
+    # Path.glob doesn't support absolute patterns.
     named = [source] if Path(source).is_file() else glob.iglob(source, recursive=True)  # noqa: PTH207
     found, folders = [], set()
     for path in sorted(set(map(Path, named))):
-        if folders.isdisjoint(path.parents):  # else it is a part of a folder that was taken as a whole
+        if folders.isdisjoint(path.parents):  # otherwise it belongs to a folder that was taken as a whole
             if path.is_file():
                 found.append(file_of(path, *kind_of(path)))
             elif is_saved(path):
@@ -129,7 +129,7 @@ def saved_dataset(folder: Path, split: str | None) -> list[Path]:
     """The Arrow files of a folder that `datasets` wrote by `save_to_disk`."""
     if (parts := folder / "dataset_dict.json").is_file():
         splits = read_json(parts)["splits"]
-        if split is None:  # the plan asks: all that could be read
+        if split is None:  # asked by the plan: everything that might be read
             return [path for name in splits for path in saved_dataset(folder / name, None)]
         if split not in splits:
             raise InputError(f"corpus source {folder}: has no split {split!r}; set `split` to one of {splits}")
@@ -145,14 +145,14 @@ def saved_dataset(folder: Path, split: str | None) -> list[Path]:
 
 
 def listing(found: list[SourceFile], cache: Path, threads: int = 1) -> list[SourceFile]:
-    """The files with their SHA-256. A file that didn't change since it was read last is not read again."""
+    """The files with their SHA-256. Files that haven't changed since they were last read aren't read again."""
     with ThreadPoolExecutor(threads) as pool:
         sums = list(pool.map(lambda file: file.sha256 or _remembered_digest(file, cache), found))
     return [replace(file, sha256=sha256) for file, sha256 in zip(found, sums, strict=True)]
 
 
 def fingerprint(listed: Iterable[SourceFile]) -> list[str]:
-    """What the text of the files is, wherever they lie."""
+    """Digests of the files' content, regardless of paths."""
     return [f"{file.kind} {file.sha256}" for file in listed]
 
 
@@ -173,17 +173,17 @@ def _remembered_digest(file: SourceFile, cache: Path) -> str:
 
 
 def _stdlib_files() -> list[Path]:
-    """Python's own modules, packages' tests and installed packages left out."""
+    """Python's own modules, without tests and installed packages."""
     found = []
     for folder, subfolders, names in os.walk(sysconfig.get_path("stdlib")):
         subfolders[:] = [name for name in subfolders if name not in NOT_STDLIB and not name.startswith("config-")]
         found += [f"{folder}/{name}" for name in names if name.endswith(".py")]
-    # As text: 600 paths below one folder take a tenth of a second to compare as paths.
+    # Sorted as text, because comparing 600 paths as Path objects takes a tenth of a second.
     return list(map(Path, sorted(found)))
 
 
 def file_stem(name: str, keys: Sequence[str], key: str) -> str:
-    """How the files of a text key are called: with several keys as Megatron's own tool does it."""
+    """Name of a text key's files, without suffix; with several keys as in Megatron's own tool."""
     return name if len(keys) == 1 else f"{name}_{re.sub(r'[^A-Za-z0-9]+', '_', key)}"
 
 

@@ -1,4 +1,4 @@
-"""Datasets of the Hugging Face hub, read as they come over the network; nothing is kept."""
+"""Datasets on the Hugging Face hub, streamed over the network; nothing is stored."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from megaboa.data.sources import is_hub_id
 from megaboa.errors import InputError
 from megaboa.records import HubShard, SourceFile
 
-# The branch in which the hub keeps every dataset as Parquet files, <subset>/<split>/0000.parquet, scripts' too.
+# The branch in which the hub has every dataset as Parquet files: <subset>/<split>/0000.parquet, even for scripts.
 PARQUET = "refs/convert/parquet"
 
-# What a file of a stream counts for among local files, as its size isn't known.
+# Assumed size of a streamed file, relative to local files, because its real size isn't known.
 NOMINAL_BYTES = 1 << 30
 
 
 def files(name: str, subset: str | None, split: str, revision: str | None) -> list[SourceFile]:
-    """The dataset's own shards, each a file that one can't enter in the middle, at a commit that is written down."""
+    """The dataset's own shards, each a file that can only be read from the beginning, at a recorded commit."""
     commit = _commit(name, revision)
     folder = _folder(name, subset, commit) if revision in (PARQUET, PARQUET.removeprefix("refs/")) else None
     count = _open(name, subset, split, commit, folder).num_shards
@@ -52,7 +52,7 @@ def rows(file: SourceFile, form: Format) -> Iterator[Record]:
 def _next(records: Iterator[tuple[int, Any]], where: str) -> tuple[int, Any] | None:
     try:
         return next(records, None)
-    except Exception as error:  # the client's network library is its own affair
+    except Exception as error:  # the network library may raise anything
         said = (str(error).splitlines() or [""])[0]
         raise InputError(f"{where}: the stream broke off ({type(error).__name__}: {said}); call again") from error
 
@@ -74,7 +74,7 @@ def _commit(name: str, revision: str | None) -> str:
             f"{where}: the hub refuses it ({answer}): check the spelling, or run `hf auth login` with an account that "
             "may read it"
         ) from error
-    except Exception as error:  # the client's network library is its own affair
+    except Exception as error:  # the network library may raise anything
         raise InputError(
             f"{where}: the hub can't be reached from here ({type(error).__name__}); where there is a network, save it "
             "with `load_dataset(...).save_to_disk(folder)`, and name that folder as the source"
@@ -82,7 +82,7 @@ def _commit(name: str, revision: str | None) -> str:
 
 
 def _folder(name: str, subset: str | None, commit: str) -> str:
-    """Where a subset lies in the hub's branch of Parquet files, which nothing in it says but its folders."""
+    """The folder of a subset in the hub's branch of Parquet files, which has no other list of subsets."""
     from huggingface_hub import HfApi
 
     files = HfApi().list_repo_files(name, repo_type="dataset", revision=commit)
@@ -97,7 +97,8 @@ def _folder(name: str, subset: str | None, commit: str) -> str:
 
 @contextlib.contextmanager
 def _torch_unmentioned() -> Iterator[None]:
-    """`datasets` imports torch wherever sys.modules has the name, also where a job has forbidden the import by it."""
+    """Remove the ban on importing torch while `datasets` is imported: it imports torch if sys.modules has the name at
+    all."""
     forbidden = "torch" in sys.modules and sys.modules["torch"] is None
     if forbidden:
         del sys.modules["torch"]

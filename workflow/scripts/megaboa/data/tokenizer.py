@@ -1,4 +1,4 @@
-"""Tokenizers: trained on the spot, from a folder, or from the hub; always the ones that `transformers` loads.
+"""Tokenizers: trained here, from a folder, or from the hub; always as `transformers` loads them.
 
 Used on the login node and, for models that are made from a config, inside the container.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 END_OF_TEXT = "<|endoftext|>"
 PAD = "<|pad|>"
-# The files that decide how text becomes tokens; a chat template does not.
+# The files that determine how text becomes tokens, unlike a chat template.
 FILES = [
     "tokenizer.json",
     "tokenizer_config.json",
@@ -37,7 +37,7 @@ FILES = [
 
 @dataclass(frozen=True)
 class Reference:
-    """Where a tokenizer lies, and the digest of its files."""
+    """The folder of a tokenizer, and the digest of its files."""
 
     path: str
     digest: str
@@ -46,7 +46,7 @@ class Reference:
 def train(texts: Iterable[str], vocab_size: int, folder: str | Path) -> int:
     """Train a byte-level BPE tokenizer and save it for `AutoTokenizer`; return its number of tokens.
 
-    The same texts give the same files. A text that is too short yields fewer tokens than were asked for.
+    The same texts give the same files. A short text may yield fewer tokens than requested.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
@@ -69,10 +69,10 @@ def train(texts: Iterable[str], vocab_size: int, folder: str | Path) -> int:
 
 
 def resolve(reference: dict[str, str], key: str) -> Reference:
-    """Find the tokenizer that a specification names (`key`: the key of the experiment file that named it).
+    """The tokenizer in a specification. `key`: the key of the experiment file that names it, for error messages.
 
-    `{"kind": "manifest", "manifest": ...}` is one trained on the spot, `{"kind": "path", "path": ...}` a folder or a
-    Hugging Face id, `{"kind": "model", "manifest": ...}` the one that came with a model.
+    `{"kind": "manifest", "manifest": ...}` is one trained here, `{"kind": "path", "path": ...}` a folder or a Hugging
+    Face id, `{"kind": "model", "manifest": ...}` the tokenizer of a model.
     """
     match reference["kind"]:
         case "manifest":
@@ -95,7 +95,7 @@ def resolve(reference: dict[str, str], key: str) -> Reference:
 
 
 def find(folder: str | Path) -> Reference | None:
-    """The tokenizer of a folder, if there is one."""
+    """The tokenizer in a folder; None if there is none."""
     paths = sorted(set(itertools.chain.from_iterable(Path(folder).glob(pattern) for pattern in FILES)))
     if not any(path.name == "tokenizer_config.json" or path.name == "tokenizer.json" for path in paths):
         return None
@@ -113,7 +113,7 @@ def load(reference: Reference) -> PreTrainedTokenizerFast:
 
 
 def freeze(reference: Reference, tokenizer: PreTrainedTokenizerFast, file: Path) -> FrozenTokenizer:
-    """Write a tokenizer as `transformers` has loaded it to a file that `tokenizers` alone can read."""
+    """Save a tokenizer, as `transformers` has loaded it, to a file that `tokenizers` alone can read."""
     backend = tokenizer.backend_tokenizer
     backend.no_truncation()
     backend.no_padding()

@@ -1,7 +1,7 @@
-"""Tokenizers in the files of others, as Megatron takes them: written as `tokenizer.json`, with the same numbers.
+"""Tokenizers in other file formats that Megatron accepts, converted to `tokenizer.json` with the same ids.
 
-GPT-2's vocab.json and merges.txt, SentencePiece's .model, and the JSON that Megatron's TikTokenizer reads. Neither
-SentencePiece nor tiktoken is needed. Sizes are read with the standard library, as a plan wants them.
+These are GPT-2's vocab.json and merges.txt, SentencePiece's .model, and the JSON of Megatron's TikTokenizer. Neither
+SentencePiece nor tiktoken is needed. Sizes are read with the standard library, as the plan requires.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from megaboa.errors import InputError
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-FILES = ("vocab", "merges", "sentencepiece", "tiktoken")  # the keys that name them
-# SentencePiece's: the character for a space, kinds of models, the kind of pieces that its user defined.
+FILES = ("vocab", "merges", "sentencepiece", "tiktoken")  # keys that name the files
+# SentencePiece's constants: space character, kinds of models, kind of user-defined pieces.
 SPACE = "▁"
 UNIGRAM, BPE = 1, 2
 USER_DEFINED = 4
@@ -34,15 +34,15 @@ PATTERNS = {
         r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
     ),
 }
-MOST_TOKENS = 2**17  # of TikTokenizer, where no other size is given
-BYTES = 256  # its first ranks
+MOST_TOKENS = 2**17  # TikTokenizer's default size
+BYTES = 256  # the first ranks are single bytes
 
 
-# How many tokens
+# Number of tokens
 
 
 def size(path: str, kind: str, special_tokens: int = 0) -> int:
-    """Of a file that is `vocab`, `sentencepiece` or `tiktoken`. One that is none of these: InputError."""
+    """Number of tokens in a file of kind `vocab`, `sentencepiece` or `tiktoken`; raises InputError if it isn't one."""
     expanded = Path(path).expanduser()
     return _size(str(expanded), kind, expanded.stat().st_mtime_ns) + special_tokens
 
@@ -63,8 +63,11 @@ def _size(path: str, kind: str, _changed: int) -> int:
 
 
 def _pieces(path: str) -> list[bytes]:
-    """The first field of SentencePiece's ModelProto, as protobuf writes it: a number for field and type, the length.
-    The second and third say how text is cut: where they are missing, the file was cut off."""
+    """The pieces of a SentencePiece model, the first field of its ModelProto.
+
+    In protobuf's format, each field has a number for field and type, followed by the length. The second and third field
+    define how text is cut; without them the file is truncated.
+    """
     data, at = Path(path).read_bytes(), 0
     fields: dict[int, list[bytes]] = {}
 
@@ -93,7 +96,7 @@ def _pieces(path: str) -> list[bytes]:
 
 
 def _ranked(path: str) -> list[bytes]:
-    """Tokens, by rank."""
+    """The tokens, by rank."""
     try:
         found = json.loads(Path(path).read_text(encoding="utf-8"))
         tokens = [base64.b64decode(one["token_bytes"], validate=True) for one in found]
@@ -108,17 +111,17 @@ def _ranked(path: str) -> list[bytes]:
     return tokens
 
 
-# Converted
+# Conversion
 
 
 def from_gpt2(vocab: str, merges: str, folder: str | Path, key: str) -> None:
-    """Write GPT-2's two files as a tokenizer for `AutoTokenizer`. Megatron calls them --vocab-file and --merge-file."""
+    """Convert GPT-2's two files (Megatron's --vocab-file and --merge-file) to a tokenizer for `AutoTokenizer`."""
     from transformers import GPT2Tokenizer
 
     try:
         loaded = GPT2Tokenizer(vocab=vocab, merges=merges)
         whole = len(loaded("a b")["input_ids"]) > 0
-    except Exception as error:  # whatever the libraries raise
+    except Exception as error:  # the libraries may raise anything
         said = " ".join(str(error).split())[:200]
         raise InputError(f"{key}: {vocab} and {merges} are not GPT-2's vocab.json and merges.txt: {said}") from error
     if not whole:
@@ -127,14 +130,15 @@ def from_gpt2(vocab: str, merges: str, folder: str | Path, key: str) -> None:
 
 
 def from_sentencepiece(path: str, folder: str | Path, key: str) -> None:
-    """Text is cut at spaces only where no piece goes across one: SentencePiece itself never cuts."""
+    """Convert a SentencePiece model. SentencePiece doesn't split text, so it is only split at spaces if no piece spans
+    one."""
     from tokenizers import Regex, decoders, normalizers, pre_tokenizers
     from transformers.convert_slow_tokenizer import import_protobuf
 
     proto = import_protobuf().ModelProto()
     try:
         proto.ParseFromString(Path(path).read_bytes())
-    except Exception as error:  # protobuf's own
+    except Exception as error:  # protobuf's own exception
         raise InputError(f"{key}: {path!r} is not a model of SentencePiece") from error
     if not (proto.HasField("trainer_spec") and proto.HasField("normalizer_spec")):
         raise InputError(f"{key}: {path!r} is not a whole model of SentencePiece: copy it again")
@@ -152,7 +156,7 @@ def from_sentencepiece(path: str, folder: str | Path, key: str) -> None:
     made = _model_of(proto)
     steps = [normalizers.Precompiled(rules.precompiled_charsmap)] if rules.precompiled_charsmap else []
     if rules.remove_extra_whitespaces:
-        ends = normalizers.Replace(Regex(r"\A +| +\z"), "")  # not Strip: other white space stays
+        ends = normalizers.Replace(Regex(r"\A +| +\z"), "")  # not Strip, which would also remove other white space
         steps += [ends, normalizers.Replace(Regex(" {2,}"), " ")]
     if rules.add_dummy_prefix:
         steps += [normalizers.Prepend(SPACE)]
@@ -187,7 +191,10 @@ def _model_of(proto: Any) -> Tokenizer:
 
 
 def from_tiktoken(path: str, folder: str | Path, pattern: str, special_tokens: int, tokens: int) -> None:
-    """Special tokens have the first numbers, then come ranks, of which as many count as there is room for."""
+    """Convert TikTokenizer's JSON.
+
+    Special tokens have the first ids, followed by as many ranks as there is room for.
+    """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
@@ -212,7 +219,7 @@ def from_tiktoken(path: str, folder: str | Path, pattern: str, special_tokens: i
 
 
 def _merges(ranks: Mapping[bytes, int]) -> Sequence[tuple[bytes, bytes]]:
-    """In the order of what they make; of one token, pairs of lower ranks first."""
+    """Merges in the order of the resulting tokens; for the same token, pairs of lower ranks first."""
     found = []
     for token, rank in ranks.items():
         cuts = [(token[:at], token[at:]) for at in range(1, len(token))]

@@ -1,7 +1,7 @@
-"""A shard of a corpus to tokens. Memory is bounded by a batch, not by the corpus.
+"""Tokenizes a shard of a corpus. Memory is bounded by a batch, not by the corpus.
 
-A shard has these files for every text key: token ids (.bin), and by document its length (.lengths), where its record
-was (.origins) and, to find duplicates, a hash of its text (.hashes).
+For every text key, a shard has these files: token ids (.bin) and, by document, its length (.lengths), the position of
+its record (.origins) and, for finding duplicates, a hash of its text (.hashes).
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ BAD_SAMPLES = 5
 LENGTH, ORIGIN = np.dtype("<i4"), np.dtype("<i8")
 HASH_BYTES = 16
 LENGTH_BINS = 32  # powers of two
-COUNTED = 1 << 17  # tokens at once, which stay in the processor's cache
+COUNTED = 1 << 17  # tokens per batch, which fit into the processor's cache
 
 
 @dataclass(frozen=True)
 class Options:
-    """Of a specification what decides which documents are taken."""
+    """The parts of a specification that determine which documents are used."""
 
     name: str
     form: Format
@@ -61,7 +61,7 @@ class Options:
 
 @dataclass
 class Segment:
-    """Documents that stand one behind the other in the source and in a shard: how many, of each key."""
+    """A run of consecutive documents in the source and in a shard: the number for each key."""
 
     file: int
     begin: int
@@ -76,7 +76,8 @@ def tokenize_shard(
     folder: Path,
     progress: Callable[[float, int, int, int], None] = lambda *_: None,
 ) -> Shard:
-    """Write a shard's files; `progress` hears the share that is done, documents, tokens and bytes of text."""
+    """Write a shard's files; `progress` gets the completed share, and the numbers of documents, tokens and bytes of
+    text."""
     columns = [Column(folder / str(n), encoder.dtype, options.deduplicate) for n in range(len(options.form.keys))]
     shard = _Shard(options, files, encoder, columns, progress)
     try:
@@ -97,7 +98,7 @@ def tokenize_shard(
 
 
 class _Shard:
-    """What is on its way from records to files."""
+    """A shard being processed, from records to files."""
 
     def __init__(
         self, options: Options, files: Sequence[SourceFile], encoder: Encoder, columns: list[Column], progress: Callable
@@ -107,7 +108,7 @@ class _Shard:
         self.bad, self.bad_samples = 0, []
         self.filtered = Tally()
         self.waiting = 0  # characters
-        self.taken = 0  # records, for the limit
+        self.taken = 0  # number of records, for the limit
 
     def read(self, parts: Sequence[Part]) -> None:
         sizes = [(part.end - part.begin) // part.turns for part in parts]
@@ -132,20 +133,20 @@ class _Shard:
                 if self.waiting >= BATCH_CHARACTERS or len(self.columns[0].texts) >= BATCH_DOCUMENTS:
                     self._write()
                     self._tell((done + records.share * size) / max(1, sum(sizes)))
-            require_unchanged(file)  # what was read is what was listed
+            require_unchanged(file)  # the file must still be the listed one
             done += size
         self._write()
         self._tell(1.0)
 
     def _segment(self, part: Part, position: int) -> None:
-        """Of a file read in turns, each block is a segment of its own."""
+        """Start a new segment if necessary; in a file that is read in turns, each block is a segment."""
         begin = position // BLOCK * BLOCK if part.turns > 1 else part.begin
         last = self.segments[-1] if self.segments else None
         if last is None or (last.file, last.begin) != (part.file, begin):
             self.segments.append(Segment(part.file, begin, [0] * len(self.columns)))
 
     def _take(self, file: SourceFile, position: int, texts: Sequence[str]) -> bool:
-        """Put a record's texts among those that wait; False if none of them is of use."""
+        """Queue a record's texts; returns False if none of them can be used."""
         taken = False
         for number, (column, text) in enumerate(zip(self.columns, texts, strict=True)):
             if is_blank(text):
@@ -197,15 +198,15 @@ class _Shard:
 
 @dataclass
 class Column:
-    """The documents of one text key of a shard, as they are written."""
+    """The documents of one text key of a shard, while they are written."""
 
-    path: Path  # without an ending
+    path: Path  # without suffix
     dtype: np.dtype
     hashed: bool
     documents: int = 0
     tokens: int = 0
     text_bytes: int = 0
-    empty: int = 0  # documents that the tokenizer makes nothing of
+    empty: int = 0  # documents without any token
     dropped: Counter = field(default_factory=Counter)
     texts: list[str] = field(default_factory=list)
     origins: list[int] = field(default_factory=list)
@@ -221,7 +222,7 @@ class Column:
         self._histogram = np.zeros(LENGTH_BINS, dtype=np.int64)
 
     def write(self, tokens: Tokens) -> None:
-        """The tokens of the texts that wait."""
+        """Write the tokens of the queued texts."""
         self._count(tokens)
         self._tokens.write(tokens.ids.astype(self.dtype.newbyteorder("<"), copy=False).data)
         self._files["lengths"].write(tokens.lengths.astype("<i4").tobytes())
@@ -230,7 +231,7 @@ class Column:
             hashes = (hashlib.blake2b(text.encode(), digest_size=HASH_BYTES).digest() for text in self.texts)
             self._files["hashes"].write(b"".join(hashes))
         self.documents += len(self.texts)
-        # The encoder has left the UTF-8 of every text with it: asked for now, it is not made again.
+        # The encoder has cached the UTF-8 of every text, so that this is cheap now.
         self.text_bytes += sum(len(text) if text.isascii() else len(text.encode()) for text in self.texts)
         self.tokens += len(tokens.ids)
         self.empty += int(np.count_nonzero(tokens.lengths == 0))
@@ -266,6 +267,6 @@ class Column:
 
 
 def length_histogram(lengths: NDArray) -> NDArray:
-    """Documents by the power of two below their length: of 1 token, 2 or 3, 4 to 7, ..."""
+    """Histogram of document lengths by powers of two: 1 token, 2 or 3, 4 to 7 ..."""
     bins = np.floor(np.log2(np.maximum(lengths, 1))).astype(np.int64)
     return np.bincount(np.minimum(bins, LENGTH_BINS - 1), minlength=LENGTH_BINS)

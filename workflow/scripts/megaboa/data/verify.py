@@ -1,4 +1,4 @@
-"""Is a finished corpus what its source says? Its index, and documents picked at random, from source to tokens."""
+"""Verification of a finished corpus: its index, and random documents, from source to tokens."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from megaboa.records import Corpus, CorpusFacts, Dataset, SourceFile, Sources
 
 DOCUMENTS = 200
 SAMPLED_FILES = 100
-# Of a file that can't be entered in the middle, or a stream, documents are picked from its beginning.
+# In a stream, or another file that can only be read from the beginning, documents are picked near the beginning.
 NEAR = 100_000
 
 
 @dataclass
 class Verdict:
-    documents: int = 0  # compared with the source
-    decoded: int = 0  # of these, exactly the source's text again
+    documents: int = 0  # number of documents compared with the source
+    decoded: int = 0  # number of these that decode exactly to the source's text
     problems: list[str] = field(default_factory=list)
 
 
@@ -40,7 +40,7 @@ def check_corpus(
     problems: Callable[[Dataset, int], list[str]],
     documents: int = DOCUMENTS,
 ) -> Verdict:
-    """All that is wrong with the datasets of a corpus; `problems` reads one as training will."""
+    """All problems of a corpus's datasets; `problems` reads one of them as training will."""
     found = Verdict()
     for number, dataset in enumerate(manifest.datasets):
         if not dataset.documents:
@@ -57,7 +57,7 @@ def check_corpus(
 
 
 def check_index(dataset: Dataset, dtype: str) -> list[str]:
-    """Every pointer and length, and the files' sizes and checksums."""
+    """Check every pointer and length, and the files' sizes and checksums."""
     prefix = dataset.prefix
     try:
         index = Index.open(Path(f"{prefix}.idx"))
@@ -87,7 +87,7 @@ def check_documents(
     encoder: Encoder,
     documents: int = DOCUMENTS,
 ) -> Verdict:
-    """Compare a random sample with the source: the tokens with those of `tokenizers`, the decoded text with its own."""
+    """Compare random documents with the source: tokens with those of `tokenizers`, decoded text with the original."""
     prefix = dataset.prefix
     index = Index.open(Path(f"{prefix}.idx"))
     data = mapped(Path(f"{prefix}.bin"), index.dtype)
@@ -112,7 +112,7 @@ def pick(
     documents: int,
     seed: str,
 ) -> Iterator[tuple[int, dict[int, int]]]:
-    """For some files, document numbers by position in the file; each file with its share of the sample."""
+    """Random documents for some files, by their positions there; files are represented in proportion."""
     chance = random.Random(seed)
     begins = np.cumsum([0, *(count for _, count in by_file)]).tolist()
     sampled = sorted(chance.sample(range(len(by_file)), min(SAMPLED_FILES, len(by_file))))
@@ -128,9 +128,9 @@ def pick(
 def read_at(
     file: SourceFile, number: int, form: Format, positions: Sequence[int], key: int
 ) -> Iterator[tuple[int, str | Dropped | Failed]]:
-    """The texts that stand at these positions of a file."""
+    """The texts at these positions of a file."""
     if file.kind in ("jsonl", "text") and can_be_cut(file, form.separator):
-        for position in positions:  # entered where the record begins
+        for position in positions:  # reading starts at the record
             for found, texts in Records(file, Part(number, position, position + 1), form):
                 if not isinstance(texts, Bad):
                     yield found, _of_key(texts, key)
@@ -149,7 +149,7 @@ def _of_key(texts: Texts, key: int) -> str | Dropped | Failed:
 
 
 def _compare(ids: list[int], text: str | Dropped | Failed | None, encoder: Encoder, verdict: Verdict) -> str | None:
-    """What is wrong with a document."""
+    """The problem with a document; None if there is none."""
     verdict.documents += 1
     if text is None:
         return "there is no such record in the source"
@@ -161,5 +161,5 @@ def _compare(ids: list[int], text: str | Dropped | Failed | None, encoder: Encod
         return "doesn't begin and end with the special tokens it should"
     if ids != encoder.expected(text):
         return "its tokens aren't those of the source's text"
-    verdict.decoded += encoder.decode(own) == text  # not every tokenizer can be turned back
+    verdict.decoded += encoder.decode(own) == text  # not every tokenizer is reversible
     return None

@@ -1,1 +1,1 @@
-"""Why a run failed and what to try: from its ledger, its logs and what preflight knew. Standard library only."""
+"""Explains why a run failed and what to try, from its ledger, its logs and preflight's facts. Standard library only."""

@@ -1,6 +1,6 @@
-"""Every stage that failed and every run that isn't PASS: what happened, what the pipeline did, what to try.
+"""Explains every failed stage and every run that isn't PASS: what happened, what the pipeline did, and what to try.
 
-And runs that passed, but not well.
+It also reports runs that passed but have problems.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from megaboa.scheduler.registry import cluster
 
 
 def experiment(results: Path) -> list[str]:
-    """What there is to say, in lines; a healthy run has none."""
+    """The findings of an experiment, as lines; a healthy run has none."""
     folder = ExperimentFolder(results)
     found = read_if_there(Preflight, folder.preflight)
     known = found.runs if found else {}
@@ -51,7 +51,7 @@ def experiment(results: Path) -> list[str]:
 
 
 def failures(results: Path, names: Iterable[str]) -> list[str]:
-    """One line per failed attempt of these runs, even if a later attempt succeeded: for the report."""
+    """A line for each failed attempt of these runs, even if a later attempt succeeded: for the report."""
     return [line for name in names for line in _failed_attempts(ExperimentFolder(results).run(name))]
 
 
@@ -68,7 +68,7 @@ def _failed_attempts(folder: RunFolder) -> list[str]:
 
 
 def run(folder: RunFolder, facts: Facts | None) -> list[str]:
-    if is_trained(folder):  # a summary next to anything else is that of the run as it was before
+    if is_trained(folder):  # otherwise the summary describes the run as it was configured earlier
         summary = read_if_there(Summary, folder.summary)
         return _of_summary(folder, summary, facts) if summary else []
     store = _store(folder)
@@ -84,7 +84,7 @@ def run(folder: RunFolder, facts: Facts | None) -> list[str]:
 
 
 def _store(folder: RunFolder) -> RunStore | None:
-    """Where the run's attempts lie; None before it has begun as it is configured now."""
+    """The store of the run's attempts; None if it hasn't begun in its present configuration."""
     if not folder.attempts_link.exists():
         return None
     store = RunStore.of(folder.attempts_link)
@@ -130,7 +130,7 @@ def _examples(folder: RunFolder) -> ExamplesRead | None:
 
 
 def _steps(folder: RunFolder) -> list[Step]:
-    """Of every step the last time that it was done, over all attempts."""
+    """The last record of each step, over all attempts."""
     if not folder.attempts_link.exists():
         return []
     attempts = RunStore.of(folder.attempts_link).attempts
@@ -144,7 +144,7 @@ def _reader(folder: RunFolder) -> Callable[[int], list[str]]:
 
 
 def _read_in(folder: RunFolder, step: int) -> list[str]:
-    """What a step has read, where that can be known: the corpora's shares, and the document with most of its tokens."""
+    """The data that a step read, if known: the corpora's shares, and the document with most of its tokens."""
     try:
         batch = batches.of_step(folder, step)
     except (
@@ -152,7 +152,7 @@ def _read_in(folder: RunFolder, step: int) -> list[str]:
         OSError,
         ValueError,
         LookupError,
-    ):  # no corpora, an index that is gone, a loader of another kind
+    ):  # no corpora, a deleted index, another kind of loader
         return []
     by_corpus, documents = batch.tokens_by("corpus"), batch.documents
     total = sum(by_corpus.values())
@@ -202,7 +202,7 @@ def _trouble(store: RunStore, end: AttemptEnd) -> troubles.Trouble:
 
 
 def _done(end: AttemptEnd) -> str:
-    """What the pipeline did about it."""
+    """What the pipeline did about a failure."""
     steps = f"steps {end.first_step} to {end.last_step}" if end.last_step else "no step"
     kept = f"checkpoint of iteration {end.iteration} is kept" if end.iteration else "no checkpoint yet"
     avoided = f"; avoids {', '.join(end.bad_nodes)}" if end.bad_nodes and end.cause in NODE_CAUSES else ""

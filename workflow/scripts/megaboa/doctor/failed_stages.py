@@ -1,4 +1,4 @@
-"""What comes before and after training and failed: by the log of its job, where its manifest is not there."""
+"""Explains failures of stages before and after training, from the logs of jobs without a manifest."""
 
 from __future__ import annotations
 
@@ -15,17 +15,20 @@ from megaboa.run.failures import EVIDENCE_LENGTH, classify, read_tails
 from megaboa.scheduler.ranks import Ended
 from megaboa.scheduler.registry import cluster
 
-SHARED = ("models", "tokenizers", "corpora", "indexes")  # kinds of specifications
-# The sentence of a user's mistake, the last line of a traceback, preflight's refusals.
+SHARED = ("models", "tokenizers", "corpora", "indexes")  # kinds of shared specifications
+# An error message for the user, the last line of a traceback, preflight's refusals.
 REFUSED = re.compile(r"^.*(?:\b(?:is|are) refused(?: in the image)?: |; nothing was trained\.$).*$", re.MULTILINE)
 ENDED = re.compile(r"^(?:error: |(?:\w+\.)*\w*(?:Error|Exception)\b).*$", re.MULTILINE)
-UNPROVED = re.compile(r"^FAIL .*$", re.MULTILINE)  # checks of a proof
+UNPROVED = re.compile(r"^FAIL .*$", re.MULTILINE)  # failed checks of a proof
 MOST_CHECKS = 5
 
 
 @dataclass(frozen=True)
 class Job:
-    """`needs`: manifests without which it doesn't begin. `part`: of several jobs that make the manifest together."""
+    """A job of a stage other than training.
+
+    `needs`: manifests that it depends on. `part`: whether it is one of several jobs that make the manifest together.
+    """
 
     log: Path
     manifest: Path
@@ -38,7 +41,7 @@ class Job:
 
     @property
     def has_begun(self) -> bool:
-        """With what there is now, and not for an earlier one's sake."""
+        """Whether it began with the present inputs. A log that is older than an input is that of an earlier job."""
         if not self.log.exists() or not all(path.exists() for path in self.needs):
             return False
         return all(path.stat().st_mtime <= self.log.stat().st_mtime for path in self.needs)
@@ -50,7 +53,7 @@ def failed(results: Path, over: bool | None = None) -> list[str]:
 
 
 def jobs(results: Path) -> list[Job]:
-    """Every job that the plan's specifications ask for, but for training."""
+    """Every job that the plan's specifications ask for, except for training."""
     return [*_before_training(results), *(job for run in _runs(results) for job in of_run(results, run))]
 
 
@@ -106,7 +109,10 @@ def _runs(results: Path) -> tuple[str, ...]:
 
 
 def told(job: Job, over: bool = False) -> list[str]:
-    """Nothing of a job that hasn't begun, or is still at work: `over` says that no call works on the experiment."""
+    """The explanation of a failed job; empty if the job hasn't begun, or may still be running.
+
+    `over`: no call is working on the experiment.
+    """
     if not job.has_begun:
         return []
     text = read_tails([(None, job.log)])[None]
@@ -131,7 +137,7 @@ def told(job: Job, over: bool = False) -> list[str]:
 
 
 def _is_worked_on(results: Path) -> bool:
-    """Whether a call holds the experiment, as `megaboa.workflow` does."""
+    """Whether a call holds the experiment's lock, as `megaboa.workflow` does."""
     path = results / ".lock"
     if not path.exists():
         return False

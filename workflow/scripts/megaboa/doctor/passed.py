@@ -1,7 +1,7 @@
-"""Runs that passed, but could be faster, or whose loss curve is not calm: pure functions over what plan, metrics,
-steps and profile know already.
+"""Findings about runs that passed but could be faster, or whose loss curve isn't smooth.
 
-Each gives lines to say, the first without indentation; none where there is nothing to say.
+These are pure functions of the plan, metrics, steps and profile. Each returns lines, the first without indentation;
+none if it finds nothing.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from megaboa.doctor.troubles import AVOID
 from megaboa.records import Analysis, ExamplesRead, Gpus, GpuUse, RankSteps, Step, Summary
 from megaboa.run.gpu_troubles import troubles_of
 
-LOW = 0.2  # of the peak: half of what large models reach
-UNBALANCED = 0.05  # of a step that the fullest stage takes longer than the mean, and a split would win back
-WAITING = 0.1  # of a step in loading data
-STARVED = 0.2  # of a step in which GPUs wait for the host to launch
+LOW = 0.2  # share of the peak: half of what large models reach
+UNBALANCED = 0.05  # share of a step: excess of the fullest stage over the mean, and saving by a better split
+WAITING = 0.1  # share of a step spent loading data
+STARVED = 0.2  # share of a step in which GPUs wait for the host to launch
 GRAPH = {
     "model.cuda_graph_impl": "full_iteration",
     "model.cuda_graph_modules": "[]",
@@ -30,21 +30,21 @@ GRAPH = {
     "ddp.check_for_nan_in_grad": "false",
     "rerun_state_machine.check_for_nan_in_loss": "false",
 }
-MOST_GPUS = 8  # findings
+MOST_GPUS = 8  # number of findings shown
 LOOK = f"look at the node (nvidia-smi -q), and keep runs away from it: {AVOID}"
-WINDOW = 50  # steps before one, with which it is compared
-SPREADS = 8  # median deviations above the median of these: a spike
-RISE = 0.1  # of the loss: less is noise, however calm the curve
-CLIPPED = 0.5  # of the steps after warm-up
-ENOUGH = 200  # steps: of shorter runs nothing is said
-MOSTLY = 0.5  # of the examples
-FEW_COUNT = 0.02  # of the tokens: answers of two words to a page of prompt
-FLAT = 0.02  # of all that was won, in the second half
-MOVED = 0.05  # of the first loss
+WINDOW = 50  # number of earlier steps that a step is compared with
+SPREADS = 8  # a spike is so many median absolute deviations above their median
+RISE = 0.1  # share of the loss: smaller rises are noise, however smooth the curve
+CLIPPED = 0.5  # share of the steps after warm-up
+ENOUGH = 200  # number of steps: no findings about shorter runs
+MOSTLY = 0.5  # share of the examples
+FEW_COUNT = 0.02  # share of the tokens: answers of two words to prompts of a page
+FLAT = 0.02  # share of the total improvement that the second half brought
+MOVED = 0.05  # share of the first loss
 
 
 def slow(f: Facts, summary: Summary) -> list[str]:
-    """Far below what its GPUs can do, and what a step goes into by the model of speed."""
+    """A run far below its GPUs' peak, with the parts of a step according to the speed model."""
     timed, peak = summary.step_seconds, peaks.operations(f.cluster.gpu)
     if f.cluster.device != "cuda" or peak is None or not timed or not memory.is_known(f):
         return []
@@ -62,7 +62,7 @@ def slow(f: Facts, summary: Summary) -> list[str]:
 
 
 def unbalanced(f: Facts, analysis: Analysis | None) -> list[str]:
-    """One stage has more to calculate than the others: the one with the loss, most of the time."""
+    """A stage with more computation than the others, usually the one with the loss."""
     if f.layout.pp == 1 or not memory.is_known(f) or f.layout.stages is not None:
         return []
     work = works(f)
@@ -83,7 +83,7 @@ def unbalanced(f: Facts, analysis: Analysis | None) -> list[str]:
 
 
 def works(f: Facts) -> list[float]:
-    """Operations of a token on every stage: its layers, and the product with the vocabulary where the loss is."""
+    """Operations per token of every stage: its layers, and the output projection on the stage of the loss."""
     layers = [flops.of_layer(f, layer) for layer in range(f.model.layers or 0)]
     loss = (f.model.hidden or 0) * parameters.padded_vocabulary(f)
     return [_work(stage, layers, loss) for stage in stages(f)]
@@ -95,7 +95,7 @@ def _work(stage: Stage, layers: list[float], loss: float) -> float:
 
 
 def better_split(f: Facts) -> Facts | None:
-    """The legal split with the least full stage, by other sizes of the first and the last."""
+    """The legal split whose fullest stage has the least work, with other sizes of the first and last stage."""
     each = (f.model.layers or 0) // f.layout.pp
     sizes = [None, *range(max(1, each - 4), each + 5)]
     plain = dataclasses.replace(f.layout, embedding_counts=False, loss_counts=False)
@@ -116,7 +116,7 @@ def _measured_bubble(analysis: Analysis | None) -> list[str]:
 
 
 def waits_for_data(analysis: Analysis | None, workers: int | None) -> list[str]:
-    """By a profile: how long the host was in the loader, of the rank that was longest."""
+    """A run whose host waits for data: the largest share over the ranks, by a profile."""
     shares = [share for rank in analysis.ranks if (share := _loading(analysis, rank))] if analysis else []
     most = max(shares, default=0.0)
     if most < WAITING:
@@ -136,7 +136,7 @@ def _loading(analysis: Analysis, rank: RankSteps) -> float | None:
 
 
 def waits_for_host(f: Facts, analysis: Analysis | None) -> list[str]:
-    """By a profile: how long a GPU had nothing to do as nothing had been launched, of the rank with most of it."""
+    """A run whose GPU idles because nothing has been launched: the largest share over the ranks, by a profile."""
     timed = [rank.ms for rank in analysis.ranks if rank.ms["wall"].median] if analysis else []
     most = max((ms["starved"].median / ms["wall"].median for ms in timed if ms.get("starved")), default=0.0)
     if f.kernels.graphs != "none" or most < STARVED:
@@ -150,9 +150,10 @@ def waits_for_host(f: Facts, analysis: Analysis | None) -> list[str]:
 
 
 def casts_single_rows(f: Facts) -> list[str]:
-    """Weights kept in FP8 are cast by the distributed optimizer as tensors of one row, by a slow kernel.
+    """A run that keeps weights in FP8: the distributed optimizer casts them as tensors of one row, with a slow kernel.
 
-    50 of 334 ms on an H200, with megatron-core 0.19.2 and Transformer Engine 2.20.2: docs/benchmarks/h200.md.
+    This takes 50 of 334 ms on an H200, with megatron-core 0.19.2 and Transformer Engine 2.20.2, see
+    docs/benchmarks/h200.md.
     """
     precision = f.training.precision or ""
     if "fp8_current_scaling" not in precision or not f.training.fp8_weights or not f.layout.distributed_optimizer:
@@ -164,7 +165,7 @@ def casts_single_rows(f: Facts) -> list[str]:
 
 
 def of_examples(read: ExamplesRead | None) -> list[str]:
-    """Of a fine-tuned run: whether there was much to learn from."""
+    """A fine-tuned run whose examples had little to learn from."""
     if read is None:
         return []
     if read.silent > MOSTLY * read.examples:
@@ -182,7 +183,7 @@ def of_examples(read: ExamplesRead | None) -> list[str]:
 
 
 def gpu_findings(found: Gpus | None) -> list[str]:
-    """What a person would want to know of single GPUs, each by host and index."""
+    """Findings about single GPUs, each by host and index."""
     if found is None:
         return []
     lines = [f"{_named(one)} {said}" for one, _, said in troubles_of(found)]
@@ -196,7 +197,7 @@ def _named(one: GpuUse) -> str:
 
 @dataclass(frozen=True)
 class Course:
-    """What a run was asked for, as far as its curve depends on it."""
+    """The settings of a run that influence its loss curve."""
 
     lr: float | None = None
     warmup: int = 0
@@ -207,8 +208,10 @@ class Course:
 def curve_findings(
     steps: Sequence[Step], course: Course, read: Callable[[int], list[str]] = lambda step: []
 ) -> list[str]:
-    """Does the loss curve learn, and is it calm? `steps`: of every step the last time that it was done; `read` says
-    what a step has read, in lines."""
+    """Problems of a loss curve: spikes, clipped gradients, hardly any progress.
+
+    `steps`: the last record of each step. `read`: describes the data that a step read, in lines.
+    """
     known = [step for step in steps if isinstance(step.loss, float) and not step.skipped]
     if len(known) < ENOUGH:
         return []
@@ -229,7 +232,10 @@ def _spikes(steps: Sequence[Step], course: Course, read: Callable[[int], list[st
 
 
 def spikes(steps: Sequence[Step]) -> list[tuple[int, float, float]]:
-    """Step, what was usual before it, and its loss; steps next to each other are one spike, at its top."""
+    """Loss spikes: the step, the median loss before it, and its loss.
+
+    Steps near each other are one spike, represented by its highest step.
+    """
     losses = [step.loss for step in steps]
     found: list[tuple[int, float, float]] = []
     for index in range(WINDOW, len(losses)):

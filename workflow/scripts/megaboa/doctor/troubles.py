@@ -1,6 +1,7 @@
-"""Names the trouble, more precisely than its cause, and what to try.
+"""Classifies a failure in more detail than its cause, and gives advice.
 
-The supervisor's cause decides, then the logs. The advice has this run's values where preflight knows them.
+The supervisor's cause is refined by patterns in the logs. The advice contains this run's values if preflight knows
+them.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ GPU_MEMORY = (
 )
 QUOTA = r"[Qq]uota exceeded"
 AVOID = "resources.slurm_extra: --exclude=NODE"
-MOST, LENGTH = 3, 300  # lines of evidence, characters of a line
-HEALTHY = "NCCL INFO"  # NCCL_DEBUG=INFO names networks and interfaces when all is well
+MOST, LENGTH = 3, 300  # number of lines of evidence, characters per line
+HEALTHY = "NCCL INFO"  # NCCL_DEBUG=INFO names networks and interfaces even if all is well
 
-# Where the cause leaves it open: what a line of the logs makes of it.
+# Causes that lines of the logs refine: causes, pattern, name of the trouble.
 FINER: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (("out_of_memory",), GPU_MEMORY, "gpu_memory"),
     (("disk_full",), QUOTA, "quota"),
@@ -53,7 +54,7 @@ class Trouble:
 
 
 def trouble(cause: str, detail: str, logs: Mapping[int | None, str]) -> Trouble:
-    """What it is called, and the lines that show it: that of the supervisor first."""
+    """The trouble's name and the lines that show it, the supervisor's first."""
     first = (detail.strip()[:LENGTH],) if detail else ()
     for causes, pattern, name in FINER:
         found = _lines(pattern, detail, logs) if cause in causes else ()
@@ -68,14 +69,14 @@ def _lines(pattern: str, detail: str, logs: Mapping[int | None, str]) -> tuple[s
     for text in itertools.chain([detail], logs.values()):
         lines = (line.strip()[:LENGTH] for line in wanted.findall(text))
         found |= dict.fromkeys(line for line in lines if HEALTHY not in line)
-        if len(found) > MOST:  # the others of thousands of ranks need not be read
+        if len(found) > MOST:  # no need to read the remaining logs of thousands of ranks
             break
     return tuple(found)
 
 
 @dataclass(frozen=True)
 class Case:
-    """A failed run: what preflight knew of it, the lines that show its trouble, and where it can go on."""
+    """A failed run: preflight's facts, the lines of evidence, and the iteration that it can resume from."""
 
     facts: Facts | None = None
     evidence: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""Megatron-Bridge from a commit, to be mounted over the image's own."""
+"""Megatron-Bridge at a certain commit, to be mounted over the image's own."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ PACKAGE = Path("src/megatron/bridge/__init__.py")
 
 
 def folder(root: str, source: BridgeSource) -> Path:
-    """Where the checkout lies: known before it is made."""
+    """The folder of the checkout, known before it is made."""
     identity = {"repo": source.repo, "commit": source.commit}
     return store.folder(root, "sources", "megatron-bridge", identity)
 
 
 def check_out(root: str, source: BridgeSource) -> Path:
-    """The commit's files, once for all experiments."""
+    """Check out the commit's files, once for all experiments."""
     tools.require("git", "install it")
     final = folder(root, source)
     with store.building(final) as partial:
@@ -44,6 +44,6 @@ def _clone(repository: str, commit: str, target: Path) -> None:
 
 
 def _git(arguments: list[str], what: str) -> None:
-    """Never prompts for a password: a job has no terminal."""
+    """Run git without a password prompt, because a job has no terminal."""
     environment = {**os.environ, "GIT_TERMINAL_PROMPT": "0"}
     tools.call(["git", *arguments], what, environment=environment, explain=lambda said, _: None)

@@ -1,4 +1,4 @@
-"""Does the image keep what it promises? The training entrypoint's own test, run inside it."""
+"""Does the image keep its promises? Runs the training entrypoint's self-test inside it."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ KILLED = (-9, -15, 137, 143)
 
 
 class KilledError(InputError):
-    """From without: no fault of the image either."""
+    """The test was killed from outside, which isn't the image's fault."""
 
 
 def test(wanted: ImageOrder, image: Path, results: Path) -> Contract:
-    """The entrypoint's report, and how it was had; state NOT_RUN where nothing here can start the image."""
+    """The entrypoint's report, and how it was obtained; NOT_RUN if nothing here can start the image."""
     return ask(Contract, wanted, image, results, lambda report: self_test(wanted, report))
 
 
 def ask[Answer: (Contract, PreflightInImage)](
     kind: type[Answer], wanted: ImageOrder, image: Path, results: Path, command: Callable[[Path], list[str]]
 ) -> Answer:
-    """What a command in the image writes into the file that it is told, as `test` does."""
+    """The answer that a command in the image writes to the file that it is given."""
     how = way(wanted.runtime, image, wanted.srun)
     if how is None:
         return kind(state="NOT_RUN", why=f"nothing here can start {image.name}: {missing(wanted.runtime)}")
@@ -47,7 +47,7 @@ def ask[Answer: (Contract, PreflightInImage)](
         argv = command(report)
         done = _start(how, seen, image, argv)
         refused = cluster().refusal(done.stderr) if how == "pyxis" and not report.exists() else None
-        if refused:  # that is no fault of the image
+        if refused:  # this isn't the image's fault
             if not without_gpu(image, wanted):
                 return kind(state="NOT_RUN", why=refused)
             print(f"{refused}: tried here, without a GPU", file=sys.stderr)
@@ -80,7 +80,8 @@ def self_test(wanted: ImageOrder, report: Path) -> list[str]:
 
 
 def way(runtime: str, image: Path, launcher: str | None = None) -> str | None:
-    """The runtime itself where it is here; else the bare root file system of a .sqsh."""
+    """How the image is started here: by its runtime or, for a .sqsh, from the bare root file system; None if neither
+    works."""
     if runtime == "apptainer" and shutil.which("apptainer"):
         return "apptainer"
     if runtime == "pyxis" and cluster().starts_images(launcher):
@@ -89,7 +90,7 @@ def way(runtime: str, image: Path, launcher: str | None = None) -> str | None:
 
 
 def without_gpu(image: Path, wanted: ImageOrder) -> bool:
-    """Whether the image can be tried here, on a machine that may have no GPU."""
+    """Whether the image can be tried on this machine, which may have no GPU."""
     return can_unpack(image) and (wanted.architecture or platform.machine()) == platform.machine()
 
 
@@ -109,7 +110,7 @@ def missing(runtime: str) -> str:
 
 
 def _start(how: str, wanted: ImageOrder, image: Path, command: list[str]) -> subprocess.CompletedProcess[str]:
-    names = [*wanted.env, *wanted.variables]  # of which ours go before the image's own
+    names = [*wanted.env, *wanted.variables]  # ours take precedence over the image's
     arguments = wanted.mounts, names, wanted.workdir, command
     variables = {**runtimes.without_pythons(os.environ), **wanted.variables}
     if how == ROOT:
@@ -118,7 +119,7 @@ def _start(how: str, wanted: ImageOrder, image: Path, command: list[str]) -> sub
             variables = rootfs.environment(root, names, variables)
             return _run(rootfs.enter(str(root), *arguments), variables)
     argv = runtimes.RUNTIMES[wanted.runtime](str(image.absolute()), *arguments)
-    if how == "pyxis":  # a job of its own where the runs' jobs go, or a step where we are in a job already
+    if how == "pyxis":  # a job of its own on the runs' nodes, or a step, if this is a job already
         gpus = int(wanted.device == "cuda")
         argv = [*cluster().process(wanted, os.environ, step=False, gpus=gpus), *argv]
     return _run(argv, variables)

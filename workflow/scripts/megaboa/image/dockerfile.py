@@ -1,4 +1,4 @@
-"""Dockerfiles, as far as they must be understood before a build: instructions, arguments, files that are copied."""
+"""Dockerfiles, as far as they have to be understood before a build: instructions, arguments, copied files."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ class Instruction:
 
     @property
     def mounts(self) -> list[dict[str, str]]:
-        """Of every `--mount` its options."""
+        """The options of every `--mount`."""
         words = [_FLAG.match(word) for word in _LEADING_FLAGS.match(self.text)[0].split()]
         given = [match[2] or "" for match in words if match and match[1] == "mount"]
         return [dict(option.partition("=")[::2] for option in mount.split(",")) for mount in given]
 
     @property
     def words(self) -> list[str]:
-        """Without flags; the JSON form too."""
+        """The words without flags, also for the JSON form."""
         text = _LEADING_FLAGS.sub("", self.text)
         if text.startswith("["):
             return re.findall(r'"([^"]*)"', text)
-        first = shlex.split(text.split("\n")[0])  # what follows is a document in place
+        first = shlex.split(text.split("\n")[0])  # a here-document follows
         return [word for word in first if not word.startswith("<<")]
 
 
@@ -60,7 +60,7 @@ class Dockerfile:
 
     @property
     def arguments(self) -> dict[str, str | None]:
-        """Every ARG with its default; None where it has none."""
+        """Every ARG with its default, or None."""
         found: dict[str, str | None] = {}
         for one in self.named("ARG"):
             name, equals, default = one.text.strip().partition("=")
@@ -70,18 +70,18 @@ class Dockerfile:
 
     @property
     def bases(self) -> list[str]:
-        """What FROM names, without stages of the file itself."""
+        """The base images in FROM, without stages of the file itself."""
         stages = {one.text.split()[-1] for one in self.named("FROM") if " as " in one.text.lower()}
         return [one.words[0] for one in self.named("FROM") if one.words[0] not in stages]
 
     @property
     def mounts_context(self) -> bool:
-        """Whether a RUN reads files of the context that no COPY names."""
+        """Whether a RUN mounts files of the context that no COPY names."""
         mounts = [mount for one in self.named("RUN") for mount in one.mounts]
         return any(mount.get("type", "bind") == "bind" and "from" not in mount for mount in mounts)
 
     def copied(self, context: Path, values: Mapping[str, str] = MappingProxyType({})) -> list[Path]:
-        """The files of the context that go into the image; `values` are those of the build's arguments."""
+        """The files of the context that get into the image; `values`: the build's arguments."""
         sources = [
             (one, word)
             for one in self.instructions
@@ -141,7 +141,7 @@ def expand(text: str, values: Mapping[str, str]) -> str:
 
 
 def arguments(file: Dockerfile, pins: dict[str, str], given: dict[str, str]) -> dict[str, str]:
-    """The value of every build argument: what the user gives, else the pinned version, else the file's default."""
+    """The value of every build argument: the user's, else the pinned version, else the file's default."""
     declared = file.arguments
     for name in given:
         if name not in declared:
@@ -157,15 +157,15 @@ def arguments(file: Dockerfile, pins: dict[str, str], given: dict[str, str]) -> 
 
 
 def inputs(file: Dockerfile, context: Path, values: dict[str, str]) -> dict[str, object]:
-    """What an image is made of: another value of any of it is another image."""
+    """Everything that defines the built image."""
     copied = {str(path.relative_to(context)): files.file_digest(path) for path in file.copied(context, values)}
     return {"dockerfile": files.file_digest(file.path), "files": copied, "args": values}
 
 
 def ignored(context: Path) -> Callable[[Path], bool]:
-    """Whether .dockerignore keeps out a file of the context (a path relative to it).
+    """A function that says whether .dockerignore excludes a file of the context (a relative path).
 
-    The last of its lines that fits decides.
+    The last matching line decides.
     """
     try:
         lines = (context / IGNORE_FILE).read_text(encoding="utf-8").splitlines()
@@ -182,7 +182,7 @@ def ignored(context: Path) -> Callable[[Path], bool]:
 
 
 def _ignore_rule(line: str) -> tuple[re.Pattern[str], bool]:
-    """What names a folder means all that is in it; `!` takes back in."""
+    """The pattern of a line, which for a folder includes its content, and whether it excludes; `!` includes again."""
     pattern = line.removeprefix("!").strip().strip("/").removeprefix("./")
     parts = re.split(r"(\*\*/|\*\*|\*|\?|\[[^\]]+\])", pattern)
     made = [_PATTERNS.get(part) or (part if part.startswith("[") else re.escape(part)) for part in parts]

@@ -1,6 +1,6 @@
-"""The programs that build images: which one works here, and what each of them is called with.
+"""Programs that build images: which one works here, and its commands.
 
-Also how an image gets from an engine's storage into one file that a runtime starts: .sqsh or .sif.
+Also the conversion from an engine's storage to one file that a runtime can start: .sqsh or .sif.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from megaboa import files
 from megaboa.errors import InputError
 from megaboa.image import tools
 
-ENGINES = ("docker", "podman", "buildah")  # in the order in which they are tried
-# What an engine answers to only if it works here: the client of Docker is often there without its server.
+ENGINES = ("docker", "podman", "buildah")  # in order of preference
+# Commands that only succeed if the engine works: Docker's client is often installed without its server.
 _ASKED = {"docker": ["docker", "info"], "podman": ["podman", "info"], "buildah": ["buildah", "info"]}
 ASK_SECONDS = 60
-# enroot starts a container through this file, which its own import writes too.
+# enroot starts containers through this file, which `enroot import` also writes.
 RC = '#!/bin/sh\n[ "$#" -gt 0 ] && exec "$@"\nexec /bin/sh\n'
-# Other users' files of a rootless engine are readable in its own namespace only.
+# In a rootless engine, files of other users are only readable in its own namespace.
 _SQUASH_BUILDAH = 'root=$(buildah mount "$1") && shift && exec mksquashfs "$root" "$@"'
 
 
 def find(asked: str = "auto", purpose: str = "built") -> str:
-    """The engine by which an image can be built, or fetched; one sentence where there is none."""
+    """An engine that can build or fetch images here; raises InputError if there is none."""
     found = {name: _works(name) for name in (ENGINES if asked == "auto" else (asked,))}
     if works := next((name for name, problem in found.items() if problem is None), None):
         return works
@@ -55,7 +55,7 @@ def build_command(
 ) -> list[str]:
     return [
         *(engine, "build", "--file", str(file), "--tag", tag),
-        *(["--layers"] if engine == "buildah" else []),  # the others keep finished steps by themselves
+        *(["--layers"] if engine == "buildah" else []),  # the others cache finished steps by default
         *(word for name, value in args.items() for word in ("--build-arg", f"{name}={value}")),
         *(word for name, value in labels.items() for word in ("--label", f"{name}={value}")),
         str(context),
@@ -75,21 +75,21 @@ def inspect_command(engine: str, image: str) -> list[str]:
 
 
 def variables(engine: str, said: str) -> list[str]:
-    """What the image sets, `NAME=value` each, from what `inspect_command` prints."""
+    """The image's variables as `NAME=value`, from the output of `inspect_command`."""
     found = json.loads(said)
     config = found["OCIv1"]["config"] if engine == "buildah" else found[0]["Config"]
     return config.get("Env") or []
 
 
 def create_command(engine: str, image: str, container: str) -> list[str]:
-    """A container that is never started, only for its root file system."""
+    """Create a container that is never started, for its root file system."""
     if engine == "buildah":
         return ["buildah", "from", "--pull-never", "--name", container, image]
     return [engine, "create", "--name", container, image, "true"]
 
 
 def copy_command(engine: str, container: str, tree: Path) -> list[str]:
-    """Lays a folder's content over the root file system."""
+    """Copy a folder's content over the root file system."""
     if engine == "buildah":
         return ["buildah", "copy", "--quiet", container, str(tree), "/"]
     return [engine, "cp", f"{tree}/.", f"{container}:/"]
@@ -100,7 +100,7 @@ def remove_command(engine: str, container: str) -> list[str]:
 
 
 def archive_command(engine: str, image: str, target: Path) -> list[str]:
-    """The image in one file that apptainer reads, as `archive_source` names it."""
+    """Save the image to a file that apptainer can read, as named by `archive_source`."""
     if engine == "buildah":
         return ["buildah", "push", image, f"oci-archive:{target}"]
     if engine == "podman":
@@ -113,16 +113,18 @@ def archive_source(engine: str, archive: Path) -> str:
 
 
 def squash_options() -> Sequence[str]:
-    """Fast to write and to read; kernels mount zstd since 4.14. What an image has in /dev stays out: a user who isn't
-    root can't unpack device nodes, and every runtime mounts the host's."""
+    """mksquashfs options for fast writing and reading; kernels can mount zstd since 4.14.
+
+    The content of /dev is left out: only root can unpack device nodes, and every runtime mounts the host's.
+    """
     return (
         *("-noappend", "-no-progress", "-quiet", "-comp", "zstd", "-Xcompression-level", "3"),
-        *("-wildcards", "-e", "dev/*"),  # last: what follows -e is left out
+        *("-wildcards", "-e", "dev/*"),  # must be last: the exclusion after -e
     )
 
 
 def to_file(engine: str, image: str, target: Path) -> None:
-    """Write an image of the engine's storage to `target`; what kind of file follows from its name."""
+    """Write an image from the engine's storage to `target`, whose suffix determines the format."""
     if target.suffix == ".sif":
         _to_sif(engine, image, target)
     else:
@@ -155,7 +157,7 @@ def _to_sqsh(engine: str, image: str, target: Path) -> None:
 
 
 def _squash_stream(command: list[str], target: Path) -> None:
-    """The root file system as a tar stream, never unpacked."""
+    """Make a .sqsh from a tar stream of the root file system, which is never unpacked."""
     export = tools.start(command)
     try:
         squash = ["mksquashfs", "-", str(target), "-tar", *squash_options()]
@@ -169,10 +171,10 @@ def _squash_stream(command: list[str], target: Path) -> None:
 
 @contextlib.contextmanager
 def _container(engine: str, image: str, target: Path) -> Iterator[str]:
-    """A container of the image that is never started, with the files that enroot looks for."""
+    """A container that is never started, with the files that enroot expects."""
     name = f"megaboa-{files.digest(str(target.absolute()))[:12]}"
     remove = remove_command(engine, name)
-    subprocess.run(remove, capture_output=True)  # what a killed build has left
+    subprocess.run(remove, capture_output=True)  # left by a killed build
     tools.output(create_command(engine, image, name))
     try:
         found = variables(engine, tools.output(inspect_command(engine, image)))
@@ -189,5 +191,5 @@ def _container(engine: str, image: str, target: Path) -> Iterator[str]:
 
 
 def environment_file(variables: list[str]) -> str:
-    """The image's variables, a line each, as enroot reads them."""
+    """The image's variables, one per line, in enroot's format."""
     return "".join(f"{variable}\n" for variable in variables if "\n" not in variable)

@@ -1,7 +1,5 @@
-"""Is this file an image, whole, and for this machine? Asked before anything is submitted.
-
-And is it still the one that its manifest describes? Asked before anything is started in it.
-"""
+"""Checks of image files: valid, complete and for this machine, before anything is submitted; and still the one that its
+manifest describes, before anything is started in it."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ _EVERYWHERE = ("usr/bin/env", "bin/env", "usr/bin/bash", "bin/bash", "bin/busybo
 
 
 def problem(path: Path) -> str | None:
-    """One sentence where a file can't be run as an image."""
+    """Why a file can't be run as an image, in one sentence; None if it can."""
     try:
         with path.open("rb") as stream:
             head = stream.read(96)
@@ -38,14 +36,14 @@ def problem(path: Path) -> str | None:
         return None if _SIF in head else f"{str(path)!r} is not a .sif image: its header is different"
     if not head.startswith(_SQUASHFS):
         return f"{str(path)!r} is not a .sqsh image: its header is not that of a squashfs"
-    (used,) = struct.unpack_from("<Q", head, 40)  # of the superblock: bytes of the file system
+    (used,) = struct.unpack_from("<Q", head, 40)  # in the superblock: size of the file system in bytes
     if used > size:
         return f"the image {str(path)!r} is truncated: it has {size:,} of {used:,} bytes; copy or build it again"
     return None
 
 
 def architecture(path: Path) -> str | None:
-    """What machine the programs of a .sqsh are for; None where that can't be told (no unsquashfs, another format)."""
+    """The architecture of the programs in a .sqsh; None if it is unknown (no unsquashfs, or another format)."""
     if path.suffix != ".sqsh" or not shutil.which("unsquashfs"):
         return None
     for name in _EVERYWHERE:
@@ -62,7 +60,8 @@ def machine_of(elf: bytes) -> str:
 
 
 def wrong_architecture(path: Path, given: str | None = None) -> str | None:
-    """One sentence where it isn't for the machines that it is to run on: the given ones, else such as this one."""
+    """A sentence if the image isn't for the given architecture, or else this machine's; None if it is, or that is
+    unknown."""
     wanted, found = given or platform.machine(), architecture(path)
     if found is None or found == wanted:
         return None
@@ -72,7 +71,7 @@ def wrong_architecture(path: Path, given: str | None = None) -> str | None:
 
 
 def as_recorded(manifest: Image) -> bool:
-    """By size and time stamp alone; manifests of older versions have no time stamp."""
+    """Whether size and time stamp are as recorded; manifests of older versions have no time stamp."""
     try:
         found = Path(manifest.path).stat()
     except OSError:
@@ -81,7 +80,8 @@ def as_recorded(manifest: Image) -> bool:
 
 
 def changed(manifest: Image) -> str | None:
-    """One sentence where the file is gone, or another one. A new time stamp alone is none: then the content decides."""
+    """A sentence if the file is gone or has changed; None otherwise. If only the time stamp differs, the content
+    decides."""
     path = Path(manifest.path)
     try:
         size = path.stat().st_size

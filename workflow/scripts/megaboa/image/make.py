@@ -1,4 +1,4 @@
-"""The image that ranks run in, and its manifest: made or taken, tested, and asked."""
+"""Makes the image that ranks run in, with its manifest: built or taken, and tested."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from megaboa.records import (
 
 
 def make(spec: Path, inside: Path, out: Path) -> None:
-    """What specs/image.json and specs/inside.json of an experiment ask for; where ranks run in this Python, nothing."""
+    """Make the image of specs/image.json and specs/inside.json, if the experiment has one, and write the manifest."""
     found = read(ImageAsked, spec)
     if not found.container:
         write(out, found)
@@ -50,7 +50,7 @@ def build_command(path: Path, engine: str, given: list[str]) -> list[str]:
 
 
 def answer(specs: Specs, image: Image, results: Path, words: Sequence[str]) -> PreflightInImage:
-    """What preflight says in the image, without a GPU; state NOT_RUN where it can't be started."""
+    """The result of preflight in the image, without a GPU; NOT_RUN if it can't be started."""
     if problem := image_file.changed(image):
         raise InputError(problem)
     wanted = obtain.joined(read(ImageAsked, specs.image).container, read(InsideAsked, specs.inside).container)
@@ -65,7 +65,7 @@ def answer(specs: Specs, image: Image, results: Path, words: Sequence[str]) -> P
 
 
 def _make_store(store: Path) -> None:
-    """It is mounted, which needs it to be there; on the first day it isn't."""
+    """Make the store, because it is mounted and thus must exist, even on the first day."""
     try:
         store.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -73,7 +73,7 @@ def _make_store(store: Path) -> None:
 
 
 def _told(report: Contract) -> str:
-    """The test's outcome in a line."""
+    """The outcome of the test, in one line."""
     if report.state == "NOT_RUN":
         return f"not tested ({report.why})"
     lacks = ", ".join(one.what for one in report.missing or ())

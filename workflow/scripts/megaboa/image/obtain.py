@@ -1,4 +1,4 @@
-"""The image file that a specification asks for: built, fetched, or taken as it is. Once for each identity."""
+"""Obtains the image file of a specification: built, fetched, or used as it is; once per identity."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from megaboa.records import Image, ImageBuild, ImageFile, ImageOrder, ImageSpec,
 
 
 def joined(spec: ImageSpec, inside: ImageStart) -> ImageOrder:
-    """What makes the image, and how it is made and started."""
+    """The specification and the start of an image in one record."""
     how = inside.build
     build = replace(spec.build, file=how.file, context=how.context, engine=how.engine) if spec.build and how else None
     return ImageOrder(**{**vars(spec), **vars(inside), "build": build})
 
 
 def obtain(wanted: ImageOrder) -> Image:
-    """The image file, and how it came to be there."""
+    """The image file, and its origin."""
     if wanted.build:
         path, made = _stored(wanted, _build_identity(wanted), lambda target: _build(wanted.build, target))
     elif references.is_file(wanted.path):
@@ -42,13 +42,13 @@ def obtain(wanted: ImageOrder) -> Image:
 
 
 def _content(path: Path) -> ImageFile:
-    """Its time stamp is taken before it is read: a file that is exchanged meanwhile has another one."""
+    """Facts about a file. The time stamp is taken before it is read, so that a replaced file shows."""
     found, sha256 = path.stat(), files.file_digest(path)
     return ImageFile(digest=f"sha256:{sha256}", sha256=sha256, bytes=found.st_size, mtime_ns=found.st_mtime_ns)
 
 
 def _build_identity(wanted: ImageSpec) -> Tree:
-    """The engine is not part of the identity."""
+    """The identity of a build, which doesn't include the engine."""
     return {"build": wanted.build.inputs, "suffix": wanted.suffix, "machine": _machine(wanted)}
 
 
@@ -62,7 +62,7 @@ def _machine(wanted: ImageSpec) -> str:
 
 
 def _stored(wanted: ImageOrder, identity: Tree, make: Callable[[Path], ImageFile]) -> tuple[Path, ImageFile]:
-    """Make it under a lock in a folder that gets its name when all is done; others wait, then take it."""
+    """Make an image under a lock, in a folder that gets its name when complete; others wait and then use it."""
     final = store.folder(wanted.store, "images", wanted.name, identity)
     with (
         disk_full(f"making {final}", "Free some space, and call again"),
@@ -86,7 +86,7 @@ def _build(build: ImageBuild, target: Path) -> ImageFile:
 
 
 def build_plan(engine: str, build: ImageBuild) -> list[str]:
-    """The command that builds an image; needs no engine and no registry."""
+    """The command that builds an image; needs neither an engine nor a registry."""
     labels = {"org.opencontainers.image.revision": _commit() or "unknown", "megaboa.inputs": _inputs(build)}
     return engines.build_command(engine, Path(build.file), Path(build.context), build.args, labels, tag_of(build))
 

@@ -1,4 +1,4 @@
-"""What versions are pinned: containers/versions.toml, of which images are made, and the locks in envs/."""
+"""Pinned versions: containers/versions.toml, for images, and the locks in envs/."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from megaboa.image.dockerfile import Dockerfile
 
 FILE = Path(__file__).parents[4] / "containers" / "versions.toml"
 ENVS = FILE.parents[1] / "envs"
-LOCKS = {  # of ranks
+LOCKS = {  # for ranks
     "cpu": ("runtime-cpu", "megatron", "peft"),
     "cuda": ("runtime-cuda", "transformer-engine", "megatron", "peft"),
 }
-IN_IMAGE = Path("/opt/megaboa/versions.toml")  # where our Dockerfiles copy it
+IN_IMAGE = Path("/opt/megaboa/versions.toml")  # the path in images built by our Dockerfiles
 BEGIN, END = "<!-- versions: generated from versions.toml by megaboa write-schema -->", "<!-- end of versions -->"
 _ROLES = {"argument": "build argument", "python": "Python package"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pin:
-    """A pinned version: of a build `argument` or a `python` package."""
+    """A pinned version, of a build `argument` or a `python` package."""
 
     name: str
     version: str
     why: str
-    device: list[str]  # in whose images it is
+    device: list[str]  # devices whose images include it
     argument: str | None = None
     python: str | None = None
 
@@ -46,7 +46,7 @@ def arguments() -> dict[str, str]:
 
 
 def locked(*names: str) -> dict[str, str]:
-    """Versions of the Python packages in these locks."""
+    """Versions of Python packages in these locks."""
     text = "".join((ENVS / f"{name}.txt").read_text(encoding="utf-8") for name in names)
     return dict(re.findall(r"^([a-z0-9.-]+)==(\S+)", text, re.MULTILINE))
 
@@ -58,7 +58,8 @@ def packages(device: str) -> dict[str, str]:
 
 
 def packages_of_image(device: str) -> dict[str, str]:
-    """Those of an image of ours: without what NVIDIA's base has in builds of its own, with what DeepEP is built on."""
+    """Packages of our images: without those that NVIDIA's base has in its own builds, but with DeepEP's build
+    dependencies."""
     bases = locked("runtime-cuda").keys() - locked("image-cuda") if device == "cuda" else set()
     built = {one.python: one.version for one in entries() if one.python and one.argument and device in one.device}
     return {name: version for name, version in packages(device).items() if name not in bases} | built
@@ -69,7 +70,7 @@ def _glibc() -> tuple[int, ...]:
 
 
 def are_changed(given: dict[str, str]) -> bool:
-    """Whether build arguments ask for other versions of Python packages than the pinned ones."""
+    """Whether build arguments change pinned versions of Python packages."""
     return any(one.argument in given for one in entries() if one.python)
 
 

@@ -1,10 +1,10 @@
-"""The syntax of images, mounts and commits, and its errors."""
+"""The syntax of image references, mounts and commits, and its errors."""
 
 from __future__ import annotations
 
 import re
 
-# A registry's image whose content can't change: `nvcr.io/nvidia/pytorch@sha256:...`, with or without a tag.
+# A registry's image with immutable content: `nvcr.io/nvidia/pytorch@sha256:...`, with or without a tag.
 _PINNED = re.compile(r"^(?P<name>[\w.-]+(:\d+)?(/[\w.-]+)*)(:[\w.-]+)?@(?P<digest>sha256:[0-9a-f]{64})$")
 _MOUNT = re.compile(r"^(?P<source>[^:,\s]+):(?P<target>/[^:,\s]*)(:(?P<flag>ro|rw))?$")
 SUFFIXES = {"pyxis": ".sqsh", "apptainer": ".sif"}
@@ -19,19 +19,22 @@ def is_file(image: str) -> bool:
 
 
 def digest_of(image: str) -> str | None:
-    """The digest in a registry's reference; None where there is none."""
+    """The digest in a registry's reference; None if it has none."""
     match = _PINNED.match(image)
     return match["digest"] if match else None
 
 
 def without_tag(image: str) -> str:
-    """`name@sha256:...`: the digest says all, and not every tool takes both."""
+    """`name@sha256:...`: the digest suffices, and not every tool accepts a tag with it."""
     match = _PINNED.match(image)
     return f"{match['name']}@{match['digest']}" if match else image
 
 
 def for_enroot(image: str) -> str:
-    """A registry's reference as `enroot import` takes it: `docker://REGISTRY#NAME:sha256:...`."""
+    """A registry's reference in the format of `enroot import`: `docker:
+
+    REGISTRY#NAME:sha256:...`.
+    """
     name, _, digest = without_tag(image).partition("@")
     registry = registry_of(name)
     name = name.removeprefix(f"{registry}/")
@@ -39,13 +42,13 @@ def for_enroot(image: str) -> str:
 
 
 def registry_of(image: str) -> str:
-    """The host that an image is fetched from; Docker's own where none is named."""
+    """The registry's host; Docker's default if none is named."""
     first, slash, _ = image.partition("/")
     return first if slash and ("." in first or ":" in first or first == "localhost") else "docker.io"
 
 
 def image_problem(image: str, runtime: str) -> str | None:
-    """Why a runtime can't take an image that is written like this."""
+    """Why a runtime can't use an image that is written like this; None if it can."""
     wanted = SUFFIXES[runtime]
     if is_file(image):
         if image.endswith(wanted):

@@ -1,4 +1,4 @@
-"""A command inside an image's unpacked root file system: for machines that have no runtime for the image.
+"""Runs a command inside an image's unpacked root file system, on machines without a runtime for the image.
 
 Needs no program but util-linux. Without root it needs user namespaces.
 """
@@ -16,9 +16,9 @@ from megaboa import store
 from megaboa.errors import InputError
 from megaboa.image import references, tools
 
-MAX_LINKS = 40  # as the kernel
+MAX_LINKS = 40  # the kernel's limit
 
-# PATH is the image's: programs of this machine are looked for where they always are.
+# PATH is the image's, so this machine's programs are searched for in their usual places.
 # Arguments: root, folder, number of mounts, then source, target and flag of each, then the command.
 _ENTER = """
 set -e
@@ -37,7 +37,10 @@ exec "$chroot" "$root" /bin/sh -c 'cd "$1" && shift && exec "$@"' sh "$folder" "
 
 
 def enter(root: str, mounts: Sequence[str], env: Sequence[str], workdir: str, command: Sequence[str]) -> list[str]:
-    """As the runtimes: from image, mounts, names of variables, folder and command to argv. `root` is a folder."""
+    """argv for a command in the root file system, with the runtimes' interface.
+
+    `root`: a folder instead of an image.
+    """
     user = [] if os.geteuid() == 0 else ["--map-root-user"]
     split = [references.split_mount(mount) for mount in mounts]
     parts = [part for source, target, flag in split for part in (source, str(place(Path(root), target)), flag)]
@@ -46,7 +49,7 @@ def enter(root: str, mounts: Sequence[str], env: Sequence[str], workdir: str, co
 
 
 def environment(root: Path, env: Sequence[str], ours: Mapping[str, str]) -> dict[str, str]:
-    """The variables of the image, and of ours those that are named."""
+    """The image's variables, plus the named ones of ours."""
     file = place(root, "/etc/environment")
     lines = file.read_text(errors="replace").splitlines() if file.is_file() else []
     theirs = dict(line.split("=", 1) for line in lines if "=" in line and not line.startswith("#"))
@@ -71,7 +74,7 @@ def prepare(root: Path, mounts: Sequence[str]) -> None:
 
 
 def place(root: Path, path: str) -> Path:
-    """Where a path of the image lies here: its links lead to places below `root`, as they do after chroot."""
+    """The place of an image's path here. Its links are followed below `root`, as after chroot."""
     here, parts, links = root, path.split("/")[::-1], 0
     while parts:
         part = parts.pop()
@@ -93,7 +96,8 @@ def place(root: Path, path: str) -> Path:
 
 @contextlib.contextmanager
 def unpacked(image: Path, store_: Path) -> Iterator[Path]:
-    """The root file system of a .sqsh in the store, for a while: one at a time, so that what a killed one left goes."""
+    """The root file system of a .sqsh, unpacked in the store for a while. One at a time, so that leftovers of a killed
+    process are removed."""
     tools.require("unsquashfs", "install squashfs-tools")
     folder = store_ / ".unpacked"
     with store.locked(store_ / ".unpacked.lock"):
@@ -106,7 +110,7 @@ def unpacked(image: Path, store_: Path) -> Iterator[Path]:
 
 def _unpack(image: Path, target: Path) -> Path:
     target.parent.mkdir()
-    lenient = [] if os.geteuid() == 0 else ["-no-exit-code"]  # only root can make the nodes of /dev
+    lenient = [] if os.geteuid() == 0 else ["-no-exit-code"]  # only root can create the nodes of /dev
     command = ["unsquashfs", "-no-progress", "-quiet", *lenient, "-dest", str(target), str(image)]
     tools.call(command, "unpacking")
     return target

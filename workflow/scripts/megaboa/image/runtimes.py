@@ -1,8 +1,8 @@
-"""How a command is started inside an image, of ranks or of our own: for each runtime one function that makes argv.
+"""Starts commands inside an image, for ranks and for our own commands: for each runtime, a function that makes argv.
 
-`env` are names only. Values travel in the environment of the process that is started: no secret stands on a command
-line, where everybody on the machine reads it, or in a log. What `pyxis` gives goes between the launcher's own options
-and the command; what the others give is a command itself.
+`env` contains only names. Values are passed in the environment of the started process, so that no secret is on a
+command line, where everybody on the machine can read it, or in a log. The words from `pyxis` go between the launcher's
+own options and the command; the other functions return a complete command.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from dataclasses import dataclass, replace
 from megaboa.records import ImageStart
 from megaboa.scheduler.registry import cluster
 
-# They tell of Python, libraries and locales of this machine: in an image they lead to nothing, or to the wrong ones.
+# Variables about Python, libraries and locales of this machine, which would be wrong in an image.
 _OF_THIS_MACHINE = re.compile(
     r"PYTHONPATH|PYTHONHOME|VIRTUAL_ENV(_PROMPT)?|CONDA_\w+|_CE_\w+|LD_LIBRARY_PATH|LANG|LANGUAGE|LC_\w+"
 )
-# What is done in the image before the command; the image's shell reads it. HOME is the user's on the host, which isn't
-# mounted, and can't be written: libraries keep caches there, and Python looks for packages. /tmp may be the host's,
-# where another user can have made that folder first. What is downloaded stays where it is mounted.
+# Executed by the image's shell before the command. HOME is the user's on the host, which isn't mounted or can't be
+# written, although libraries keep caches there and Python looks for packages. /tmp may be the host's, where another
+# user may have created the folder first. Downloads stay where they are mounted.
 _PREPARE = """\
 LANG=${LANG:-C.UTF-8}; export LANG
 if ! [ -w "$HOME" ]; then
@@ -31,8 +31,8 @@ if ! [ -w "$HOME" ]; then
 fi
 exec "$@"
 """
-# enroot starts a login shell, and that of Debian sets PATH as for any machine: the image's Python isn't found. What the
-# image says itself stands where enroot reads it.
+# enroot starts a login shell, and Debian's resets PATH, so that the image's Python isn't found. The image's own
+# variables are where enroot reads them.
 _PATH_OF_IMAGE = """\
 if [ -r /etc/environment ]; then
   while IFS= read -r line; do
@@ -41,7 +41,7 @@ if [ -r /etc/environment ]; then
   export PATH
 fi
 """
-# Variables of ours go before those of the image with the same names. Their values stay off the command line.
+# Our variables replace the image's variables of the same names, without their values on the command line.
 _BEFORE_THE_IMAGES = """\
 for name in $1; do eval "[ -z \\"\\${$name+x}\\" ] || export APPTAINERENV_$name=\\"\\$$name\\""; done
 shift; exec "$@"
@@ -52,27 +52,28 @@ Runtime = Callable[[str, Sequence[str], Sequence[str], str, Sequence[str]], list
 
 @dataclass(frozen=True)
 class Container:
-    """Puts a command into an image; without one, leaves it as it is."""
+    """Wraps a command to run it in an image; without an image, it leaves the command unchanged."""
 
     runtime: str = "none"
     image: str = ""
     mounts: Sequence[str] = ()
     secrets: Sequence[str] = ()
     workdir: str = ""
-    name: str = ""  # under which the unpacked image is kept for other steps
+    name: str = ""  # name under which the unpacked image is kept for other steps
 
     def around(self, command: Sequence[str], environment: Iterable[str]) -> list[str]:
-        """argv of the command in the image. Of variables only names are told: those given, and secrets that are set."""
+        """argv of the command in the image. Variables are passed by name only: the given ones, and those secrets that
+        are set."""
         names = sorted({*environment, *(name for name in self.secrets if name in os.environ)})
         argv = RUNTIMES[self.runtime](self.image, self.mounts, names, self.workdir, command)
-        # Each step has namespaces of its own: it must not join those of one that is being killed.
+        # Each step has its own namespaces, so that it doesn't join those of one that is being killed.
         return [f"--container-name={self.name}:no_exec", *argv] if self.name else argv
 
     def named(self, name: str) -> Container:
         return replace(self, name=name)
 
     def inherited(self, environment: Mapping[str, str] | None = None) -> dict[str, str]:
-        """What the command gets of this process's environment, or of the one given."""
+        """The part of this process's (or the given) environment that the command inherits."""
         ours = os.environ if environment is None else environment
         return dict(ours) if self.runtime == "none" else without_pythons(ours)
 
@@ -81,9 +82,9 @@ NO_CONTAINER = Container()
 
 
 def python_command(wanted: ImageStart, image: str, words: Sequence[str]) -> list[str]:
-    """argv that runs the image's Python with these words; its environment must hold `wanted.variables`.
+    """argv that runs the image's Python with these words; its environment must contain `wanted.variables`.
 
-    So commands of ours run in the image that ranks run in: conversions need the same kernels as training.
+    This is how our own commands run in the ranks' image: conversions need the same kernels as training.
     """
     container = Container(wanted.runtime, image, wanted.mounts, wanted.env, wanted.workdir)
     inner = container.around([wanted.python, *words], wanted.variables)
@@ -93,12 +94,15 @@ def python_command(wanted: ImageStart, image: str, words: Sequence[str]) -> list
 
 
 def without_pythons(environment: Mapping[str, str]) -> dict[str, str]:
-    """An environment as an image can take it."""
+    """An environment without variables that don't suit an image."""
     return {name: value for name, value in environment.items() if not _OF_THIS_MACHINE.fullmatch(name)}
 
 
 def pyxis(image: str, mounts: Sequence[str], env: Sequence[str], workdir: str, command: Sequence[str]) -> list[str]:
-    """Options of the plugin, and the command. Without `--container-env` a variable of the image goes before ours."""
+    """Options for the plugin, and the command.
+
+    With `--container-env`, our variables take precedence over the image's.
+    """
     prepare = _PREPARE if "PATH" in env else _PATH_OF_IMAGE + _PREPARE
     return [
         f"--container-image={image}",
@@ -113,8 +117,8 @@ def pyxis(image: str, mounts: Sequence[str], env: Sequence[str], workdir: str, c
 
 
 def apptainer(image: str, mounts: Sequence[str], env: Sequence[str], workdir: str, command: Sequence[str]) -> list[str]:
-    """The environment is inherited, and `env` goes before the image's; `--nv` brings the driver, and only warns where
-    there is none."""
+    """apptainer's command. The environment is inherited, and `env` takes precedence over the image's. `--nv` adds the
+    driver, and only warns if there is none."""
     return [
         *("/bin/sh", "-c", _BEFORE_THE_IMAGES, "sh", " ".join(env)),
         *("apptainer", "exec", "--nv", "--no-home", "--pwd", workdir),
@@ -126,7 +130,7 @@ def apptainer(image: str, mounts: Sequence[str], env: Sequence[str], workdir: st
 
 
 def none(image: str, mounts: Sequence[str], env: Sequence[str], workdir: str, command: Sequence[str]) -> list[str]:
-    """The command as it is: image, mounts and folder are those of this machine."""
+    """The unchanged command: image, mounts and folder are this machine's."""
     return list(command)
 
 

@@ -1,4 +1,4 @@
-"""Calling other programs: what they say goes to the log at once, and a failure becomes one sentence."""
+"""Runs other programs: their output goes to the log immediately, and a failure becomes one sentence."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from megaboa.scheduler.local import die_with_parent
 KEPT_LINES = 40
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _PLUGIN = re.compile(r"\berror: pyxis: ?(.*)$", re.MULTILINE)
-# Lines of the plugin that say that something went wrong, not what. Those of enroot follow indented.
+# The plugin's lines that report an error without its cause. enroot's lines follow, indented.
 _EMPTY_WORDS = re.compile(r"child \d+ (?:failed|terminated)|printing enroot log file|container was not started success")
 _ENROOT_SAYS = re.compile(r"\[ERROR\]\s*(.+)|(FATAL ERROR: .+|create_inode: .+|enroot-\w+: .+|.*[Ee]rror: .+)")
 _UNREACHABLE = re.compile(
@@ -25,7 +25,7 @@ _UNREACHABLE = re.compile(
     r"|failure in name resolution|proxyconnect",
     re.IGNORECASE,
 )
-# Messages of tools, and what they mean for the user; the first match counts.
+# Messages of tools, and their meaning for the user; the first match counts.
 _MEANINGS = (
     (re.compile(r"no space left on device|disk quota exceeded", re.IGNORECASE), "the disk is full: free some space"),
     (
@@ -48,12 +48,12 @@ _MEANINGS = (
 
 
 def plain(text: str) -> str:
-    """Without codes for colours."""
+    """Text without colour codes."""
     return _COLOUR.sub("", text)
 
 
 def why_not_started(said: str) -> str | None:
-    """Why an image could not be started, of all that its plugin and enroot have said; None where they said nothing."""
+    """Why an image could not be started, from all output of its plugin and enroot; None if there is none."""
     lines = _PLUGIN.findall(plain(said))
     own = [line for line in lines if line.strip() and not line.startswith(" ") and not _EMPTY_WORDS.match(line)]
     enroots = [match for line in lines if line.startswith(" ") and (match := _ENROOT_SAYS.match(line.strip()))]
@@ -74,9 +74,9 @@ def call(
     environment: Mapping[str, str] | None = None,
     explain: Callable[[str, str], str | None] | None = None,
 ) -> str:
-    """Run a program to its end and return its last lines; `feed` is another one whose output it reads.
+    """Run a program to its end and return its last lines; `feed`: another program whose output it reads.
 
-    `explain` says what the lines of a failure come to; for those of tools for images `meaning` does.
+    `explain` turns the lines of a failure into a meaning; `meaning` does so for tools for images.
     """
     process = subprocess.Popen(
         command,
@@ -86,7 +86,7 @@ def call(
         text=True,
         errors="replace",
         env=environment,
-        preexec_fn=die_with_parent,  # if we are killed, no child keeps writing
+        preexec_fn=die_with_parent,  # if this process is killed, no child keeps writing
     )
     last: collections.deque[str] = collections.deque(maxlen=KEPT_LINES)
     assert process.stdout
@@ -100,14 +100,14 @@ def call(
 
 
 def start(command: Sequence[str]) -> subprocess.Popen:
-    """A program whose output another one reads."""
+    """Start a program whose output another one reads."""
     return subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=sys.stderr, preexec_fn=die_with_parent
     )
 
 
 def output(command: Sequence[str]) -> str:
-    """What a short command prints."""
+    """The output of a short command."""
     done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     if done.returncode:
         raise InputError(f"`{' '.join(command[:3])}` failed: {_end_of(done.stderr, command[0], done.returncode)}")
@@ -115,7 +115,7 @@ def output(command: Sequence[str]) -> str:
 
 
 def meaning(said: str, image: str = "") -> str | None:
-    """What the words of a tool come to; None where they are not known."""
+    """The meaning of a tool's message; None if it isn't known."""
     if _UNREACHABLE.search(said):
         where = f"the registry {registry_of(image)}" if image else "a server"
         return f"{where} can't be reached from here: check network and proxy, or give an image file (image.path)"

@@ -1,2 +1,4 @@
-"""What ranks are started with: the network's environment, and Nsight Systems around some. Standard library only: this
-runs on the compute host, outside the container."""
+"""What ranks are started with: network environment variables, and Nsight Systems around some ranks.
+
+Standard library only: this runs on the compute host, outside the container.
+"""

@@ -1,4 +1,4 @@
-"""Environment variables for a kind of network (networks.toml says which and why), and for a layout."""
+"""Environment variables for a kind of network (networks.toml has them, with reasons), and for a layout."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 COMMON = "all"
-# What NCCL calls a preset's network: built in, or a plugin's. One node needs none, so `nvlink` has no name.
+# NCCL's name for a preset's network: built in, or a plugin's. A single node needs none, so `nvlink` isn't here.
 _CALLED = {
     "infiniband": re.compile(r"IB"),
     "ethernet": re.compile(r"Socket$"),
@@ -18,10 +18,10 @@ _CALLED = {
     "slingshot": re.compile(r"(AWS )?Libfabric|OFI"),
 }
 _USING = re.compile(r"NCCL INFO Using network (.+)")
-# What makes NCCL say so. Not in all attempts: each communicator of each rank would fill a page.
+# Makes NCCL log the name. Not in all attempts, because each communicator of each rank would fill a page.
 NAMING = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET"}
 CONNECTIONS, SEVERAL = "CUDA_DEVICE_MAX_CONNECTIONS", "32"
-# Or Rubin, which follows it.
+# Includes Rubin, its successor.
 _BLACKWELL = re.compile(
     r"(?<![a-z0-9])(G?B(100|200|300)|GB10|V?R[12]00)(?![0-9])|Blackwell|RTX[ _-]*50[5-9]0", re.IGNORECASE
 )
@@ -33,7 +33,7 @@ def names() -> tuple[str, ...]:
 
 
 def environment(network: str | None, overrides: Mapping[str, str | None]) -> dict[str, str]:
-    """What every network needs, then this one, then the user's own values; None takes a variable out."""
+    """Variables for all networks, then this network's, then the user's own; None removes a variable."""
     if network is not None and network not in names():
         raise ValueError(f"there are no settings for a network {network!r}; there are {', '.join(names())}")
     chosen: dict[str, str | None] = {}
@@ -48,13 +48,13 @@ def can_check(network: str | None) -> bool:
 
 
 def taken(log: str) -> str | None:
-    """The network between nodes that NCCL has taken, by a rank's log."""
+    """The network that NCCL chose between nodes, from a rank's log."""
     found = _USING.search(log)
     return found[1].strip() if found else None
 
 
 def silenced_by(environment: Mapping[str, str | None]) -> list[str]:
-    """The variables that keep ranks' logs from naming the network."""
+    """Variables that prevent ranks' logs from naming the network."""
     said = {name: (value or "").upper() for name, value in {**NAMING, **environment}.items()}
     systems = {*said["NCCL_DEBUG_SUBSYS"].split(",")}
     silent = {
@@ -66,7 +66,7 @@ def silenced_by(environment: Mapping[str, str | None]) -> list[str]:
 
 
 def fits(network: str, name: str) -> bool:
-    """Whether what NCCL has taken is what the preset is for."""
+    """Whether the network that NCCL chose is the preset's."""
     return _CALLED[network].match(name) is not None
 
 
@@ -110,7 +110,7 @@ def allocator(overrides: Mapping[str, Any]) -> str | None:
 
 
 def is_blackwell(gpu: str | None) -> bool:
-    """Or newer. By a GPU's name, as `resources.gpu` or its driver has it."""
+    """Whether a GPU is Blackwell or newer, by its name in `resources.gpu` or from its driver."""
     return bool(gpu and _BLACKWELL.search(gpu))
 
 

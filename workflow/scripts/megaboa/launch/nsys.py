@@ -1,5 +1,5 @@
-"""Nsight Systems around single ranks. Every rank starts in the same way and decides itself whether to wrap itself, so
-any ranks on any nodes can be profiled.
+"""Nsight Systems around single ranks. All ranks are started in the same way, and each decides whether to wrap itself,
+so that any ranks on any nodes can be profiled.
 
 Standard library only.
 """
@@ -15,15 +15,15 @@ from pathlib import Path
 
 from megaboa.scheduler import rank_of
 
-PLUGINS = {"efa": "efa_metrics"}  # of nsys, by the network whose adapters they sample
+PLUGINS = {"efa": "efa_metrics"}  # nsys plugins, by the network whose adapters they sample
 
 
 class NoProfiler(Exception):
-    """The profiler that was asked for isn't there."""
+    """The requested profiler isn't installed."""
 
 
 def has_nsys(tool: str) -> bool | None:
-    """Whether the nsys that a profile asks for is on the PATH; None: it asks for none."""
+    """Whether the nsys that a profile needs is on the PATH; None if it needs none."""
     return shutil.which("nsys") is not None if tool == "nsys" else None
 
 
@@ -35,21 +35,22 @@ def wrapped(
     nsys: Sequence[str],
     network: str | None = None,
 ) -> list[str]:
-    """The command of every rank: `script` runs `command`, on these ranks under `nsys profile` with these arguments."""
+    """The command for every rank: `script` runs `command`, on these ranks under `nsys profile` with these arguments."""
     chosen = ",".join(map(str, ranks))
     own = [command[0], str(script), f"--ranks={chosen}", f"--out={out}", *(f"--nsys={argument}" for argument in nsys)]
     return [*own, *([f"--network={network}"] if network else []), "--", *command]
 
 
 def nsys_arguments(domains: Sequence[str], more: Sequence[str]) -> list[str]:
-    """Captures only the steps that the rank marks, and a graph's kernels one by one. Later options win."""
+    """Arguments to capture only the steps that a rank marks, and kernels of graphs individually. Later options take
+    precedence."""
     fixed = ["--capture-range=cudaProfilerApi", "--capture-range-end=stop", "--cuda-graph-trace=node"]
     quiet = ["--sample=none", "--cpuctxsw=none", "--force-overwrite=true"]
     return [f"--trace={','.join(domains)}", *fixed, *quiet, *more]
 
 
 def report_name(rank: int, stem: str) -> str:
-    """`tiny.dp2.node-7.rank-3.nsys-rep`."""
+    """Name of a report, such as `tiny.dp2.node-7.rank-3.nsys-rep`."""
     return f"{stem}.{socket.gethostname()}.rank-{rank}.nsys-rep"
 
 
@@ -65,7 +66,7 @@ def network_plugin(program: str, network: str | None, given: Sequence[str]) -> l
 def rank_command(
     command: Sequence[str], ranks: Sequence[int], out: Path, nsys: Sequence[str], network: str | None = None
 ) -> list[str]:
-    """What this rank runs. `out` is the folder and the first part of the report's name."""
+    """The command that this rank runs. `out`: folder and prefix for the report."""
     environment = {**os.environ, **rank_of(os.environ)}
     rank = int(environment["RANK"])
     if rank not in ranks:
@@ -78,7 +79,7 @@ def rank_command(
         )
     target = out.parent / report_name(rank, out.name)
     first = rank == min(one for one in ranks if one >= rank - int(environment["LOCAL_RANK"]))
-    # Adapters are the node's: one of its ranks samples them.
+    # Adapters belong to the node, so one of its ranks samples them.
     return [
         program,
         "profile",

@@ -1,1 +1,1 @@
-"""What runs did and what they are doing: steps of all attempts, their summary, live progress."""
+"""Observes past and present runs: the steps of all attempts, summaries, and live progress."""

@@ -1,4 +1,4 @@
-"""Alerts about a fleet: what no run says by itself, each sent once."""
+"""Alerts about a fleet that no single run reports. Each is sent once."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from megaboa.run.node_memory import DAY
 from megaboa.run.progress import format_age
 from megaboa.store import locked
 
-RECENT_DAYS = 7.0  # what happened last to a run longer ago is no news
-LEAST_HELD_SECONDS = 3600.0  # less time is all start
-SILENT_DAYS = 1.0  # in which the same is not sent again
+RECENT_DAYS = 7.0  # runs without later events get no alerts
+LEAST_HELD_SECONDS = 3600.0  # less time would be dominated by starts
+SILENT_DAYS = 1.0  # an alert isn't repeated within this time
 
 
 @dataclass(frozen=True)
@@ -26,15 +26,15 @@ class Alert:
     state: Literal["quiet", "lost", "ineffective", "bad_node"]
     subject: str  # `<experiment>/<run>`, an experiment, or a node
     detail: str
-    key: str  # of one occasion
-    run: RunUse | None  # by whose recovery.notify it is sent
+    key: str  # identifies the occasion, so that it is reported once
+    run: RunUse | None  # the run whose recovery.notify sends the alert
 
     def __str__(self) -> str:
         return f"{self.subject}: {self.detail}"
 
 
 def alerts(fleet: Fleet, least: float | None = None) -> list[Alert]:
-    """`least`: the effective share of the time below which an experiment gets an alert."""
+    """The alerts of a fleet. `least`: an experiment with a lower effective share of its time gets an alert."""
     recent = [run for run in fleet.latest if fleet.now - run.last_event < RECENT_DAYS * DAY]
     found = [alert for run in recent for alert in _of_run(run, fleet.now)]
     found += _of_experiments(fleet, recent, least) if least else []
@@ -54,7 +54,7 @@ def _of_run(run: RunUse, now: float) -> Iterator[Alert]:
 
 
 def _of_experiments(fleet: Fleet, recent: Sequence[RunUse], least: float) -> Iterator[Alert]:
-    newest = {run.experiment: run for run in recent}  # which are in this order
+    newest = {run.experiment: run for run in recent}  # ordered by their last event
     for experiment, run in newest.items():
         use, held = fleet.experiments[experiment], sum(one.held_seconds for one in fleet.of(experiment))
         if held >= LEAST_HELD_SECONDS and use.effective is not None and use.effective < least:
@@ -73,9 +73,9 @@ def _of_nodes(fleet: Fleet) -> Iterator[Alert]:
 
 
 def send(store: Path, found: Sequence[Alert], command: str | None, say: Callable[[str], None], now: float) -> None:
-    """Each that this user has not been sent yet, by `command` or else by its run's recovery.notify.
+    """Send the alerts that this user hasn't been sent yet, with `command` or else the run's recovery.notify.
 
-    One whose command failed is sent again by the next call.
+    If the command fails, the next call sends the alert again.
     """
     path = paths.sent_alerts(store, os.geteuid())
     with locked(path.with_suffix(".lock")):
@@ -83,7 +83,7 @@ def send(store: Path, found: Sequence[Alert], command: str | None, say: Callable
         sent = dict(before.alerts) if before else {}
         current = {alert.key for alert in found}
         sent = {key: when for key, when in sent.items() if key in current or now - when < SILENT_DAYS * DAY}
-        write(path, SentAlerts(alerts=sent))  # before anything is executed: where this fails nothing is sent
+        write(path, SentAlerts(alerts=sent))  # before any command runs: if this can't be written, nothing is sent
         for alert in (alert for alert in found if alert.key not in sent):
             say(str(alert))
             if why := None if command else _has_no_command(alert.run):
@@ -92,7 +92,7 @@ def send(store: Path, found: Sequence[Alert], command: str | None, say: Callable
                 say(f"  {problem}")
                 continue
             sent[alert.key] = now
-            write(path, SentAlerts(alerts=sent))  # a command may take a minute, in which this process may be ended
+            write(path, SentAlerts(alerts=sent))  # this process may be killed during a command, which may take a minute
 
 
 def _has_no_command(run: RunUse | None) -> str | None:

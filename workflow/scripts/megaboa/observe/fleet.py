@@ -1,7 +1,7 @@
-"""All runs of a store together: what their ranks' time was used for, what it was lost to, and on which nodes.
+"""All runs of a store: how their ranks' time was used, what it was lost to, and on which nodes.
 
-Every second is classified by `goodput.courses`, as for a run's own report; here it is multiplied by the ranks that had
-it, cut at the beginning of the window, and what a failure cost is charged to its cause.
+`goodput.courses` classifies every second, as in a run's own report. Here the seconds are multiplied by the number of
+ranks and clipped to the window, and the cost of a failure is charged to its cause.
 """
 
 from __future__ import annotations
@@ -49,21 +49,21 @@ from megaboa.run.progress import Progress, read_progress
 from megaboa.scheduler.answers import Life
 from megaboa.scheduler.registry import cluster
 
-# What ranks' time is used for that isn't lost to a failure. `start`: of the first attempt, with what its first steps
-# compile. `idle`: between steps. `spare`: of nodes that wait to replace others, or were replaced and are held.
+# Uses of ranks' time that isn't lost to a failure. `start`: of the first attempt, including compilation in its first
+# steps. `idle`: between steps. `spare`: nodes that wait to replace others, or were replaced and are still held.
 USES = ("productive", "checkpoint", "evaluation", "start", "idle", "spare")
-UNRECORDED = "lost"  # the cause of an end that nobody could write
-REFUSED = {Unhealthy.event: "failed health check", Left.event: "avoided nodes"}  # nodes on which no attempt began
+UNRECORDED = "lost"  # the cause of an end that no process could record
+REFUSED = {Unhealthy.event: "failed health check", Left.event: "avoided nodes"}  # nodes refused before an attempt
 QUIET_SECONDS, QUIET_GAPS = 600.0, 3.0
 USUAL_START_MINUTES = 60.0  # the default of recovery.start_minutes
 
 
 @dataclass
 class Use:
-    """Seconds of ranks; a rank has a GPU, unless it trains on the CPU."""
+    """Rank-seconds. A rank has a GPU, unless it trains on the CPU."""
 
-    spent: Counter[str] = field(default_factory=Counter)  # by use: USES
-    lost: Counter[str] = field(default_factory=Counter)  # by the cause of the attempt's end that cost them, or REFUSED
+    spent: Counter[str] = field(default_factory=Counter)  # by use, see USES
+    lost: Counter[str] = field(default_factory=Counter)  # by the cause of the attempt's end, or by REFUSED
 
     @property
     def held(self) -> float:
@@ -71,7 +71,7 @@ class Use:
 
     @property
     def effective(self) -> float | None:
-        """The share of steps that counted, as a report's goodput: spares are not in it."""
+        """The share of time in steps that counted, as goodput in a report. Spares are excluded."""
         own = self.held - self.spent["spare"]
         return self.spent["productive"] / own if own else None
 
@@ -82,8 +82,8 @@ class Use:
 
 @dataclass
 class NodeUse(Use):
-    blamed: float = 0.0  # seconds of ranks of all nodes, lost to ends, and refusals, that name this one
-    tokens: float = 0.0  # of steps that counted: of each the node's share
+    blamed: float = 0.0  # rank-seconds of all nodes, lost to ends and refusals that name this node
+    tokens: float = 0.0  # the node's share of the tokens in steps that counted
 
 
 @dataclass(frozen=True)
@@ -97,15 +97,15 @@ class RunUse:
     progress: Progress
     use: Use
     nodes: Mapping[str, NodeUse]
-    tokens: int  # of steps that counted
+    tokens: int  # in steps that counted
     queue_seconds: float
-    held_seconds: float  # whatever the number of its ranks
+    held_seconds: float  # wall time, not multiplied by ranks
     attempts: int
-    ends: Counter[str]  # of attempts, by cause
+    ends: Counter[str]  # number of attempts, by cause
     last_event: float
-    quiet_limit: float | None  # seconds without an event that are unusual for this run; None: it doesn't train
-    notify: str | None  # its recovery.notify
-    is_ours: bool  # nobody else can have written that
+    quiet_limit: float | None  # seconds without an event that are unusual for this run; None if it isn't training
+    notify: str | None  # recovery.notify
+    is_ours: bool  # no other user can have written `notify`
 
     @property
     def name(self) -> str:
@@ -121,10 +121,10 @@ class Fleet:
     store: Path
     now: float
     since: float | None
-    price: float | None  # of an hour of a rank
+    price: float | None  # per rank-hour
     runs: tuple[RunUse, ...]
     remembered: Mapping[str, Sequence[Remembered]]  # by cluster
-    broken: Mapping[Path, str]  # ledgers that can't be read, and why
+    broken: Mapping[Path, str]  # unreadable ledgers, and why
 
     @cached_property
     def total(self) -> Use:
@@ -132,7 +132,7 @@ class Fleet:
 
     @cached_property
     def experiments(self) -> dict[str, Use]:
-        """The largest first."""
+        """Use by experiment, largest first."""
         found: dict[str, Use] = defaultdict(Use)
         for run in self.runs:
             found[run.experiment].add(run.use)
@@ -140,7 +140,7 @@ class Fleet:
 
     @cached_property
     def nodes(self) -> dict[str, NodeUse]:
-        """Those first that cost most."""
+        """Use by node; those that cost most come first."""
         found: dict[str, NodeUse] = defaultdict(NodeUse)
         for run in self.runs:
             for name, use in run.nodes.items():
@@ -168,20 +168,20 @@ class Fleet:
 
     @property
     def latest(self) -> list[RunUse]:
-        """Of every run what it is now, as an earlier identity of it is over; those last that did something last."""
+        """The newest identity of every run, as earlier ones are over; sorted by their last event."""
         by_time = sorted(self.runs, key=lambda run: run.last_event)
         return sorted({run.name: run for run in by_time}.values(), key=lambda run: run.last_event)
 
 
 def read_fleet(store: Path, queue: Queue, now: float, since: float | None = None, price: float | None = None) -> Fleet:
-    """`since`: what was before isn't counted; `price`: of an hour of a rank."""
+    """Read the whole store. Time before `since` isn't counted; `price` is that of a rank-hour."""
     broken: dict[Path, str] = {}
     ledgers: dict[RunStore, list[Event]] = {}
     for one in paths.stores(store):
         try:
             if since is None or _touched(one) >= since:
                 ledgers[one] = read_ledger(one.ledger)
-        except Exception as error:  # whatever one ledger holds: the others are counted
+        except Exception as error:  # one broken ledger must not hide the others
             broken[one.ledger] = _named(one.ledger, error)
     lives = _lives(ledgers.values())
     runs = []
@@ -196,18 +196,18 @@ def read_fleet(store: Path, queue: Queue, now: float, since: float | None = None
 
 
 def _named(path: Path, error: Exception) -> str:
-    """What is wrong, with the file where it doesn't say so."""
+    """An error's message, with the ledger's path if the message doesn't name it."""
     return str(error) if str(path.parent) in str(error) else f"{path}: {type(error).__name__}: {error}"
 
 
 def _touched(store: RunStore) -> float:
-    """When the run did something last; of a run that trains, its newest attempt's file of steps."""
+    """The time of the run's last event, by the ledger and the newest attempt's file of steps."""
     newest = [store.attempts[-1].steps] if store.attempts else []
     return max(path.stat().st_mtime for path in (store.ledger, *newest) if path.exists())
 
 
 def _lives(ledgers: Iterable[Sequence[Event]]) -> list[Life] | None:
-    """Of all jobs, by one question to the scheduler's accounts."""
+    """All jobs' records in the scheduler's accounts, from a single query."""
     jobs = sorted(set().union(*(_jobs(entries) for entries in ledgers)))
     return cluster().lives(jobs)
 
@@ -261,7 +261,7 @@ def _run(
 
 @dataclass(frozen=True)
 class _Reason:
-    """What time was used for or, if for nothing, which end cost it."""
+    """A use of time or, if it was lost, the end that cost it."""
 
     used: str | None = None
     cause: str = UNRECORDED
@@ -271,7 +271,7 @@ class _Reason:
 @dataclass(frozen=True)
 class _Charge:
     seconds: float
-    start: AttemptStart  # whose nodes had them
+    start: AttemptStart  # the attempt whose nodes were held
     reason: _Reason
 
     def book(self, use: Use, ranks: float) -> None:
@@ -302,9 +302,11 @@ def _nodes_of(start: AttemptStart) -> tuple[str, ...]:
 
 
 def _charges(found: Sequence[Course], entries: Sequence[Event], since: float) -> Iterator[_Charge]:
-    """Of a run's attempts. A failure costs the steps that are repeated, the time until the next attempt begins, and
-    that attempt's start; an attempt without a step is wasted as a whole. Nodes that are refused cost the time until
-    then."""
+    """The charges of a run's attempts.
+
+    A failure costs the steps that are repeated, the time until the next attempt begins, and that attempt's start. An
+    attempt without a step is lost completely. Refused nodes cost the time until their refusal.
+    """
     ends = {end.attempt: end for end in ledger.ends(entries)}
     previous, begun = None, _Reason("start")
     for course in found:
@@ -329,7 +331,8 @@ def _charges(found: Sequence[Course], entries: Sequence[Event], since: float) ->
 def _refusals(
     begin: float, end: float, entries: Sequence[Event], otherwise: _Reason
 ) -> Iterator[tuple[float, float, _Reason]]:
-    """A time without ranks, in parts: before nodes were refused, from the ledger's previous entry on; and the rest."""
+    """Split a time without ranks into the parts that refused nodes cost, each from the ledger's previous entry on, and
+    the rest."""
     for previous, entry in itertools.pairwise(entries):
         if isinstance(entry, Unhealthy | Left) and begin < entry.time <= end:
             middle = min(max(begin, previous.time), entry.time)
@@ -341,7 +344,7 @@ def _refusals(
 
 
 def _cost_of(start: AttemptStart, end: AttemptEnd | None) -> _Reason | None:
-    """To what is charged which an attempt's end costs; None: it has not ended, or as it should."""
+    """The reason that the costs of an attempt's end are charged to; None if it hasn't ended, or ended successfully."""
     if end is None or (end.cause is None and end.outcome == "completed"):
         return None
     known = {*start.nodes, *start.spares}
@@ -360,7 +363,7 @@ def _sum(uses: Iterable[Use]) -> Use:
 
 
 def _asked(attempt: AttemptFolder) -> tuple[Recovery | None, bool]:
-    """How the run wants to be recovered (older attempts don't say), and whether this user alone can have written it."""
+    """The run's recovery settings (older attempts have none), and whether only this user can have written them."""
     try:
         descriptor = os.open(attempt.asked, os.O_RDONLY | os.O_NOFOLLOW)
     except OSError:
@@ -373,8 +376,10 @@ def _asked(attempt: AttemptFolder) -> tuple[Recovery | None, bool]:
 
 
 def _quiet_limit(found: Sequence[Course], asked: Recovery | None) -> float:
-    """A multiple of the longest time that this run ever was silent while all went well; before it has done two steps,
-    of its slowest start."""
+    """The silence that is unusual for a run: a multiple of its longest one in normal operation.
+
+    Before the present attempt's first step it is a multiple of the slowest start.
+    """
     gaps = [gap for course in found for gap in _gaps(course.events)]
     if any(isinstance(event, Step) for event in found[-1].events) and gaps:
         return max(QUIET_SECONDS, QUIET_GAPS * max(gaps))
@@ -393,18 +398,19 @@ def _first_step(events: Sequence[StepEvent]) -> Step | None:
     return next((event for event in events if isinstance(event, Step)), None)
 
 
-# As people read it
+# Output for people
 
 
 def causes(fleet: Fleet) -> list[tuple[str, int, float]]:
-    """What it is called, how often an attempt ended so, and the seconds of ranks that it cost; the dearest first."""
+    """The noun of each cause, the number of attempts that it ended, and the rank-seconds lost to it; largest loss
+    first."""
     lost, ends = fleet.total.lost, fleet.ends
     names = sorted({*lost, *ends}, key=lambda one: (-lost[one], -ends[one], one))
     return [(_noun(name), ends[name], lost[name]) for name in names]
 
 
 def losses(use: Use) -> str:
-    """`node failure 1.2, hang 0.3`: hours by cause, the dearest first."""
+    """Hours lost by cause, largest first: `node failure 1.2, hang 0.3`."""
     return ", ".join(f"{_noun(cause)} {hours(seconds)}" for cause, seconds in use.lost.most_common() if seconds)
 
 
@@ -417,7 +423,7 @@ def unit(fleet: Fleet) -> str:
 
 
 def hours(seconds: float) -> str:
-    """Two digits of what is small, none behind the point of what is large."""
+    """Hours with two significant digits if below 1, and without decimals from 100 on."""
     value = seconds / 3600
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 1 else f"{value:.2g}"
 
@@ -432,7 +438,7 @@ def cost(fleet: Fleet, use: Use) -> str:
 
 
 def states(fleet: Fleet, experiment: str) -> str:
-    """`3 running, 2 done`, of an experiment's runs as they are now."""
+    """The present states of an experiment's runs: `3 running, 2 done`."""
     found = [run.progress.state for run in fleet.latest if run.experiment == experiment]
     return ", ".join(f"{found.count(state)} {state}" for state in sorted(set(found)))
 

@@ -1,4 +1,4 @@
-"""Where a run's time went, over all its attempts: every second of the wall time belongs to exactly one kind."""
+"""Breaks down a run's wall time over all attempts; every second belongs to exactly one kind."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ from megaboa.records import (
 from megaboa.scheduler.answers import Life
 from megaboa.scheduler.registry import cluster
 
-# `away`: the run was not requested, after a stop or a final failure. Only `queue` and `away` hold no machine.
+# `away`: the run was not requested, after a stop or a final failure. Only in `queue` and `away` no machine is held.
 KINDS = ("queue", "startup", "compile", "productive", "checkpoint", "evaluation", "lost", "idle", "away")
 NOT_ALLOCATED = ("queue", "away")
 
-# Parts of an attempt's start, in their order: before the ranks, until they run, and what each then waits for.
+# Parts of an attempt's start, in order: before the ranks, until they run, and then what each part waits for.
 STARTUP = ("scheduler", "environment", "health_check", "checkpoint", "keeper", "launch", "import", "configure")
 STARTUP += ("connect", "model", "load", "data", "first_step")
 ENDED_BY = {
     "started": "launch",
     "imported": "import",
-    "verified": "checkpoint",  # by nodes that read it meanwhile
+    "verified": "checkpoint",  # other nodes verify it meanwhile
     "configured": "configure",
     "connected": "connect",
     "model": "model",
@@ -55,11 +55,11 @@ Span = tuple[str, float, float]
 
 @dataclass(frozen=True)
 class Course:
-    """An attempt's time by what it was used for, and the time before it in which no rank ran."""
+    """The uses of an attempt's time, and of the time before it in which no rank ran."""
 
     start: AttemptStart
     end: float
-    outcome: dict[str, str | None]  # and cause; None: not recorded
+    outcome: dict[str, str | None]  # with its cause; None if not recorded
     before: tuple[Span, ...]
     during: tuple[Span, ...]
     events: Sequence[StepEvent]
@@ -68,7 +68,7 @@ class Course:
 def courses(
     entries: Sequence[Event], events: Sequence[StepEvent], rows: Sequence[Row], lives: Sequence[Life] | None = None
 ) -> list[Course]:
-    """Of every attempt, oldest first: the one place that says what a second was used for."""
+    """The time of every attempt, oldest first. Only this function decides what a second was used for."""
     timed = timed_rows([row for row in rows if not row["replayed"]])
     usual = statistics.median(row["seconds"] for row in timed) if timed else None
     undone = {(row["step"], row["attempt"]) for row in rows if row["replayed"]}
@@ -85,7 +85,7 @@ def courses(
 def goodput(
     entries: Sequence[Event], events: Sequence[StepEvent], rows: Sequence[Row], lives: Sequence[Life] | None = None
 ) -> Goodput | None:
-    """By the ledger, the attempts' events, the step rows and the scheduler's accounts; None: no attempt."""
+    """The breakdown of a run, by its ledger, events, step rows and the scheduler's accounts; None without attempts."""
     attempts = courses(entries, events, rows, lives)
     if not attempts:
         return None
@@ -115,17 +115,17 @@ def goodput(
 def _attempts(
     entries: Sequence[Event], events: Sequence[StepEvent], lives: Sequence[Life] | None
 ) -> Iterator[tuple[AttemptStart, list[StepEvent], float, dict[str, str | None]]]:
-    """Start, events, end and outcome of each. A missing end is that of the last event."""
+    """Each attempt's start, events, end and outcome. If no end is recorded, the last event is the end."""
     ends = {entry.attempt: entry for entry in entries if isinstance(entry, AttemptEnd)}
     for start in (entry for entry in entries if isinstance(entry, AttemptStart)):
         own = sorted((event for event in events if event.attempt == start.attempt), key=lambda event: event.time)
         last = max([start.time, *(event.time for event in own)])
         end = ends.get(start.attempt)
-        # An end that the next life of the supervisor wrote says when that began.
+        # An end recorded by the supervisor's next life has the time of that, not of the end.
         late = end is None or end.cause == "lost"
         outcome = {"outcome": end and end.outcome, "cause": end and end.cause}
         over = last if late else max(last, end.time)
-        # Nor do ranks outlive their job: of a node's failure the job's next life tells.
+        # Ranks don't outlive their job either: a node's failure is recorded by the job's next life.
         ends_of_jobs = [life.end for life in lives or () if life.start <= start.time < life.end]
         yield start, own, min([over, *ends_of_jobs]), outcome
 
@@ -136,7 +136,7 @@ def _begin(entries: Sequence[Event], lives: Sequence[Life] | None) -> float:
 
 
 def _between(begin: float, end: float, entries: Sequence[Event], lives: Sequence[Life] | None) -> Iterator[Span]:
-    """The time in which no rank ran."""
+    """The uses of a time in which no rank ran."""
     if end <= begin:
         return
     if lives is None:
@@ -154,7 +154,7 @@ def _between(begin: float, end: float, entries: Sequence[Event], lives: Sequence
 
 
 def _between_by_ledger(begin: float, end: float, entries: Sequence[Event]) -> Iterator[Span]:
-    """Without accounts: a job that was put back waits until it starts again; a new call begins a new life."""
+    """The same without accounts: a requeued job waits until it starts again; a new call begins a new life."""
     calls = [entry.time for entry in entries if isinstance(entry, Called) and begin <= entry.time <= end]
     put_back = any(
         isinstance(entry, Left) or (isinstance(entry, AttemptEnd) and entry.action == "requeue")
@@ -176,7 +176,7 @@ def _inside(
     attempt: int,
     usual: float | None,
 ) -> Iterator[Span]:
-    """An attempt's time. An event's duration ends with the event; gaps between events are idle."""
+    """The uses of an attempt's time. An event's duration ends at the event; gaps between events are idle."""
     cursor, steps, started = begin, 0, False
     for event in events:
         time = max(event.time, cursor)
@@ -184,7 +184,7 @@ def _inside(
             started = started or isinstance(event, TrainStart)
             yield "startup", cursor, time
         elif isinstance(event, Step | Saved | Evaluated | Tested):
-            # Older files don't say how long an evaluation took.
+            # Older files don't have an evaluation's duration.
             middle = cursor if event.seconds is None else max(cursor, time - event.seconds)
             yield ("idle" if started else "startup"), cursor, middle
             if isinstance(event, Step):
@@ -200,7 +200,8 @@ def _inside(
 
 
 def _step(begin: float, end: float, undone: bool, number: int, usual: float | None) -> Iterator[Span]:
-    """The first steps compile kernels, capture graphs and connect ranks: what they take beyond the usual."""
+    """The uses of a step. The first steps compile kernels, capture graphs and connect ranks, which takes their extra
+    time."""
     if undone:
         yield "lost", begin, end
         return
@@ -210,14 +211,14 @@ def _step(begin: float, end: float, undone: bool, number: int, usual: float | No
 
 
 def startup(start: AttemptStart, events: Sequence[StepEvent], lives: Sequence[Life] | None = None) -> dict[str, float]:
-    """Seconds of each part of an attempt's start, up to the end of its first step: `STARTUP`, as far as it is known.
+    """Seconds of each known part (`STARTUP`) of an attempt's start, up to the end of its first step.
 
     `keeper` is the part of the launch in which ranks waited for the keeper's import.
     """
     at = {event.phase: event.time for event in events if isinstance(event, Phase)}
     begun = next((event for event in events if isinstance(event, TrainStart)), None)
     first = next((event for event in events if isinstance(event, Step)), None)
-    if "started" not in at:  # older files tell less
+    if "started" not in at:  # older files lack the phases
         return {}
     keeper = at.pop("keeper", None)
     parts = {name: value for name, value in start.before.items() if name in BEFORE}
@@ -236,7 +237,7 @@ def startup(start: AttemptStart, events: Sequence[StepEvent], lives: Sequence[Li
 
 
 def _phases(begin: float, events: Sequence[StepEvent]) -> dict[str, float]:
-    """Seconds from an attempt's start until its ranks had come so far."""
+    """Seconds from an attempt's start until each phase of its ranks."""
     told = [event for event in events if isinstance(event, Phase | TrainStart)]
     return {(event.phase if isinstance(event, Phase) else event.event): event.time - begin for event in told}
 

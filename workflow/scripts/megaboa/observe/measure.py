@@ -1,4 +1,4 @@
-"""A run's attempts brought together: its steps in one table, its summary, and where its time went."""
+"""Combines a run's attempts: a table of its steps, its summary, and the breakdown of its time."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Measured:
 
 
 def trained(folder: RunFolder, peak_tflops: float | None = None) -> Measured:
-    """Of a run that came to its end, as its train.json says."""
+    """Measure a run that is completely trained according to its train.json."""
     train = read(TrainRecord, folder.train_manifest)
     store = RunStore(Path(train.store))
     attempts, events = read_attempts(store), read_events(store)
@@ -63,7 +63,7 @@ def trained(folder: RunFolder, peak_tflops: float | None = None) -> Measured:
 
 
 def _before(folder: RunFolder) -> list[Row]:
-    """The steps of what a run was before it went on in place; its own attempts begin with number 1."""
+    """The steps of the parent that the run continues in place. The run's own attempts begin with number 1."""
     if not folder.is_in_place:
         return []
     earlier = folder.parent_folder
@@ -77,7 +77,7 @@ def _before(folder: RunFolder) -> list[Row]:
 
 
 def so_far(folder: RunFolder, store: RunStore) -> Measured | None:
-    """Of a run that has not come to its end: what its gates say means nothing yet. None before its first attempt."""
+    """Measure a run that is still training, without its gates, which mean nothing yet. None before any attempt."""
     attempts, steps = read_attempts(store), last_step(store)
     if not attempts or steps is None:
         return None
@@ -106,7 +106,7 @@ def _time(store: RunStore, events: list[StepEvent], rows: list[Row]) -> Goodput 
 
 
 def drift(asked: Tree, identity: Identity, train: TrainRecord, final: list[Row]) -> list[str]:
-    """Reasons not to believe a run: `asked` is its run.json, `identity` what its store says that it is."""
+    """Reasons to distrust a run. `asked` is its run.json, `identity` is recorded in its store."""
     reasons = []
     if identity.digest != train.identity:
         reasons.append("the store holds another run than the one that train.json is about")
@@ -127,7 +127,7 @@ def _differences(one: Any, other: Any, path: str = "") -> set[str]:
 
 
 def _tokens_per_step(run: RunSpec) -> int | None:
-    """None where the recipe, or an override, decides."""
+    """Tokens per step; None if the recipe or an override determines them."""
     training = run.training
     if run.overrides or not training.get("global_batch_size") or not training.get("seq_length"):
         return None

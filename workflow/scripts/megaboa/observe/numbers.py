@@ -1,4 +1,4 @@
-"""Many numbers in a few: what the summaries of runs and of logs have in common."""
+"""Statistics that the summaries of runs and of logs share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 # The first steps of every attempt are slow (allocation, compilation, connections) and say nothing about the speed.
 WARMUP_STEPS = 3
-# The loss at the end is the mean over the last tenth of the steps.
+# The final loss is the mean over this last share of the steps.
 TAIL_SHARE = 0.1
 
 
@@ -22,7 +22,7 @@ def spread(values: Sequence[float]) -> dict[str, float] | None:
 
 
 def loss_summary(steps: Sequence[int], losses: Sequence[float | None]) -> dict[str, Any] | None:
-    """A loss that was not recorded is None, one that was no number NaN or infinite."""
+    """A summary of a loss. A loss that wasn't recorded is None; one that was not finite is NaN or infinite."""
     if not len(losses):
         return None
     known = np.array(losses, dtype=float)
@@ -40,7 +40,7 @@ def loss_summary(steps: Sequence[int], losses: Sequence[float | None]) -> dict[s
 
 
 def without_nan(summary: dict[str, Any]) -> dict[str, Any]:
-    """JSON knows no NaN: put null in its place and say under `not_finite` where it was."""
+    """A summary without NaN, which JSON doesn't have: null in its place, and the path under `not_finite`."""
     found: dict[str, str] = {}
 
     def clean(value: Any, path: str) -> Any:

@@ -1,4 +1,4 @@
-"""How much of its machine a run used: TFLOP/s, MFU, memory, energy, and whether a rank held the others up."""
+"""A run's use of its machine: TFLOP/s, MFU, memory, energy, and stragglers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from megaboa.run.gpu_use import use_of, watts_per_gpu
 
 
 def tflops(timed: Sequence[Row], events: Sequence[StepEvent], world_size: int) -> list[float]:
-    """Of every timed step, per rank, by the operations that Bridge counts for a token; none for older attempts."""
+    """TFLOP/s per rank of every timed step, by Bridge's count of operations per token; empty for older attempts."""
     per_token = {event.attempt: event.flops_per_token for event in events if isinstance(event, TrainStart)}
     return [
         per_token[row["attempt"]] * row["tokens"] / row["seconds"] / world_size / 1e12
@@ -27,7 +27,7 @@ def tflops(timed: Sequence[Row], events: Sequence[StepEvent], world_size: int) -
 def mfu(
     tflops_per_rank: dict[str, Any] | None, events: Sequence[StepEvent], peak: float | None
 ) -> dict[str, Any] | None:
-    """By `resources.peak_tflops`, else the GPU's known peak; None without either."""
+    """MFU by `resources.peak_tflops`, else by the GPU's known peak; None without either."""
     gpu = gpu_of(events)
     stated = (peak, "resources.peak_tflops") if peak else peak_of(gpu)
     if not stated or not tflops_per_rank:
@@ -41,7 +41,7 @@ def gpu_of(events: Sequence[StepEvent]) -> str | None:
 
 
 def memory(store: RunStore, attempts: Sequence[int]) -> Memory | None:
-    """The most that any rank's GPU had in use, in bytes, and each rank's; of the last attempt that said so."""
+    """Peak GPU memory in bytes, over all ranks and of each rank, from the last attempt that recorded it."""
     for number in reversed(attempts):
         records = sorted(store.attempt(number).ends.glob("*.json"), key=lambda path: int(path.stem))
         by_rank = {path.stem: peaks for path in records if (peaks := _peaks(read(RankEnd, path)))}
@@ -53,15 +53,17 @@ def memory(store: RunStore, attempts: Sequence[int]) -> Memory | None:
 
 
 def consoles(store: RunStore, attempts: Sequence[int], world_size: int) -> tuple[Energy | None, Stragglers | None]:
-    """What Bridge was asked to measure (`logger.log_energy`, `straggler.log_straggler`), and printed: the energy on the
-    last rank, stragglers on the first."""
+    """Bridge's own measurements in the consoles, if it was asked for them.
+
+    The last rank prints the energy (`logger.log_energy`), the first the stragglers (`straggler.log_straggler`).
+    """
     first = _console(store, attempts, 0)
     last = first if world_size == 1 else _console(store, attempts, world_size - 1)
     return last.energy, first.stragglers
 
 
 def gpus(store: RunStore, attempts: Sequence[int], timed: Sequence[Row]) -> Gpus | None:
-    """What the driver said of them while the steps ran that count for the speed."""
+    """The driver's readings of the GPUs during the steps that count for the speed."""
     windows: dict[int, tuple[float, float]] = {}
     for row in timed:
         begin, end = row["time"] - row["seconds"], row["time"]
@@ -71,7 +73,7 @@ def gpus(store: RunStore, attempts: Sequence[int], timed: Sequence[Row]) -> Gpus
 
 
 def power(energy: Energy | None, found: Gpus | None) -> Energy | None:
-    """Bridge's own numbers; where it wasn't asked for any, the power that was sampled."""
+    """Bridge's own numbers or, without them, the sampled power."""
     if energy is not None:
         return energy
     watts = watts_per_gpu(found)

@@ -1,7 +1,7 @@
-"""A fleet as a text file for Prometheus, by way of node_exporter's textfile collector.
+"""A fleet as a text file for Prometheus, read by node_exporter's textfile collector.
 
-Only what a ledger counts never falls, and is a counter. Seconds are gauges: what was productive is lost once a later
-attempt does it again, and a counter that falls would look like one that began again.
+Only what a ledger counts never decreases, and is a counter. Seconds are gauges: productive seconds become lost if a
+later attempt repeats the steps, and Prometheus would take a decreasing counter for one that was reset.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the scheduler says of the runs: its queue, by one question for all of them, and which run a job trains."""
+"""The runs' jobs in the scheduler's queue, from a single query, and the run that each job trains."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from megaboa.scheduler.registry import cluster
 
 @dataclass(frozen=True)
 class Queue:
-    """The scheduler's answer; `known` is False where it gave none."""
+    """The scheduler's queue; `known` is False if it couldn't be queried."""
 
     asked: float
     known: bool = False
@@ -39,8 +39,8 @@ def read_queue() -> Queue:
 
 
 def trained_by(queue: Queue, results: Path) -> dict[str, list[QueuedJob]]:
-    """The jobs that train a run of this experiment, by run, as far as they were submitted from this working folder."""
-    # `results` may be a link: the working folder is where that lies.
+    """The jobs that train runs of this experiment, by run, if they were submitted from this working folder."""
+    # If `results` is a link, its own location determines the working folder.
     here = Path(os.path.abspath(results)).parents[1].resolve()  # noqa: PTH100
     found: dict[str, list[QueuedJob]] = defaultdict(list)
     for job in queue.jobs:
@@ -52,15 +52,15 @@ def trained_by(queue: Queue, results: Path) -> dict[str, list[QueuedJob]]:
 def with_queue(run: Progress, queue: Queue, jobs: Sequence[QueuedJob] = (), holder: Holder | None = None) -> Progress:
     """A run's progress from its files, corrected by the scheduler.
 
-    `jobs`: the run's training jobs, as submitted; `holder`: of the newest claim. Read the queue before the files: the
-    ledger has what happened in between.
+    `jobs`: the run's training jobs, as submitted; `holder`: that of the newest claim. Read the queue before the files,
+    so that the ledger has all later events.
     """
     if run.state == "done":
         return run
     if not queue.known:
         return replace(run, slurm="unknown") if run.job and run.goes_on else run
     theirs = holder if holder and holder.job == run.job else None
-    # A job of this number in another cluster's queue is another job.
+    # in another cluster's queue the same number is another job
     own = None if theirs and claims.is_of_other_cluster(theirs) else queue[run.job]
     if (run.event_time or 0) > queue.asked:
         return replace(run, job_ends=own.ends) if own and run.state == "running" else run
@@ -76,12 +76,12 @@ def with_queue(run: Progress, queue: Queue, jobs: Sequence[QueuedJob] = (), hold
 
 
 def _only_ends(run: Progress, job: QueuedJob) -> bool:
-    """Whether this is the rest of a job whose supervisor has said already what comes next."""
+    """Whether a job is only ending, its supervisor having recorded what comes next."""
     return job.id == run.job and (job.only_ends or (not job.waits and not run.goes_on))
 
 
 def _without_job(run: Progress, own: QueuedJob | None, holder: Holder | None) -> Progress:
-    """No job of ours will train it further: lost, unless the ledger says so too or another user or cluster has it."""
+    """The progress of a run without a job: lost, unless its ledger explains it, or another user or cluster has it."""
     if not (run.job and run.goes_on) or own:
         return run
     if holder and (claims.is_of_other_cluster(holder) or claims.is_of_other_user(holder)):

@@ -1,4 +1,4 @@
-"""Progress of every run of an experiment, as a table for the terminal, and where those stand that are not trained."""
+"""Progress of every run of an experiment, as a table for the terminal, and the standing of untrained runs."""
 
 from __future__ import annotations
 
@@ -46,16 +46,16 @@ STYLES = {
     "interrupted": "yellow",
     "waiting": "dim",
 }
-STOPPED = ("failed", "lost", "interrupted")  # what a person must look at: told in full
-WIDE = 140  # columns of a terminal that has room for everything
+STOPPED = ("failed", "lost", "interrupted")  # states that need a person's attention, shown in full
+WIDE = 140  # from so many columns on a terminal has room for everything
 SILENT_SECONDS, SILENT_STEPS = 120.0, 10
 _RIGHT = {"justify": "right", "no_wrap": True}
 SHOWN = 10
-SHOWN_SCORE, SCORED_SAVES = 1.1, 3  # a rank's, at each of the last saves
+SHOWN_SCORE, SCORED_SAVES = 1.1, 3  # a slow rank's lowest score, in each of so many last saves
 
 
 def experiment_progress(results: str | Path, now: float | None = None, queue: Queue | None = None) -> list[Progress]:
-    """Progress of every run, in the order of the plan; `queue`: what the scheduler says, asked for just before."""
+    """Progress of every run, in the order of the plan. `queue`: the scheduler's, queried just before."""
     results = Path(results)
     jobs = trained_by(queue, results) if queue else {}
     return [
@@ -74,7 +74,7 @@ def planned_runs(results: Path) -> list[str]:
 def run_progress(
     run: RunFolder, now: float | None = None, queue: Queue | None = None, jobs: Sequence[QueuedJob] = ()
 ) -> Progress:
-    """A run's progress, by the link to its attempts that its supervisor makes when it starts, and by the scheduler."""
+    """A run's progress, from the link to its attempts, which its supervisor makes, and from the scheduler."""
     store = RunStore.of(run.attempts_link) if run.attempts_link.exists() else None
     if store is None or is_outdated(run, store):
         progress = Progress(run.name, "waiting", total=run.run.training.get("train_iters"))
@@ -83,7 +83,7 @@ def run_progress(
     progress = read_progress(store.path, run=run.name, now=now)
     progress = replace(progress, checkpoints=len(kept), checkpoint_bytes=sum(kept.values()))
     if run.train_manifest.exists():
-        # Also where the last attempt was killed after its last checkpoint and could not say that it ended.
+        # The manifest counts: the last attempt may have been killed before it could record its end.
         if progress.state != "done":
             told = {"event": "finished", "event_time": run.train_manifest.stat().st_mtime}
             progress = replace(progress, state="done", detail=None, goes_on=False, **told)
@@ -95,7 +95,7 @@ def run_progress(
 
 
 def slowest(progress: Progress, store: RunStore) -> str | None:
-    """The rank that stands out at each of the newest saves of a running attempt."""
+    """The rank that was slow at each of the newest saves of a running attempt."""
     if progress.state != "running" or not progress.attempt or not progress.job:
         return None
     newest = read_paces(store.attempt(progress.attempt).paces, SCORED_SAVES)
@@ -108,7 +108,7 @@ def slowest(progress: Progress, store: RunStore) -> str | None:
 
 
 def jobs_left(progress: Progress, store: RunStore, run: RunFolder, now: float) -> int | None:
-    """How many jobs the run needs after the one that runs; None where the speed, or that one's end, is unknown."""
+    """The number of jobs that the run needs after the running one; None if its speed or the job's end is unknown."""
     step = usual_seconds_per_step(store) if progress.job and progress.total and progress.state != "done" else None
     if step is None or (progress.state == "running" and progress.job_ends is None):
         return None
@@ -120,7 +120,7 @@ def jobs_left(progress: Progress, store: RunStore, run: RunFolder, now: float) -
 
 
 def progress_table(name: str, runs: Sequence[Progress], now: float | None = None) -> ProgressTable:
-    """A table of the runs and one line that counts them, for a terminal of any width."""
+    """A table of the runs and a line with their counts, for terminals of any width."""
     return ProgressTable(name, runs, time.time() if now is None else now)
 
 
@@ -157,7 +157,7 @@ _WIDE_COLUMNS = (
 
 @dataclass(frozen=True)
 class ProgressTable:
-    """What fits into the terminal: a narrow one has no nodes and steps/s, and columns that say nothing are left out."""
+    """The table fitted to the terminal: a narrow one has no nodes and steps/s, and empty columns are omitted."""
 
     name: str
     runs: Sequence[Progress]
@@ -192,7 +192,7 @@ class ProgressTable:
 
 
 def event(run: Progress, now: float) -> str:
-    """The last event and the present state: `resumed from 40 after node failure of n2, 3 min ago`."""
+    """The present state and the last event: `resumed from 40 after node failure of n2, 3 min ago`."""
     parts = []
     if run.state == "running" and run.event is None:
         parts.append("its job starts")
@@ -222,9 +222,9 @@ def _waits_for(run: Progress, now: float) -> list[str]:
 
 
 def as_record(run: Progress) -> dict[str, object]:
-    """One run for machines."""
+    """A run as JSON."""
     record = {**vars(run), "nodes": list(run.nodes), "eta_seconds": run.eta_seconds}
-    # JSON has no NaN.
+    # JSON has no NaN
     return {
         key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in record.items()
     }
@@ -238,18 +238,18 @@ def _is_silent(run: Progress) -> bool:
 @dataclass(frozen=True)
 class Standing:
     run: str
-    state: str  # FAIL: it has failed, and nothing will resume it by itself. NOT_RUN: all else
+    state: str  # FAIL: it has failed, and won't be resumed automatically. NOT_RUN: all else
     why: str
 
 
 def missing(results: Path, queue: Queue | None = None) -> list[Standing]:
-    """The planned runs that are not trained as they are configured now, in the order of the plan."""
+    """The planned runs that aren't trained in their present configuration, in the order of the plan."""
     untrained = (run for run in experiment_progress(results, queue=queue) if not is_trained(_folder(results, run)))
     return [_standing(_folder(results, run), run) for run in untrained]
 
 
 def failed(experiment: str, runs: Sequence[Standing]) -> list[str]:
-    """What to say after a call that ended with failed runs of an experiment, in lines: what else can be had."""
+    """Advice, in lines, after a call in which runs of an experiment have failed."""
     found = [run for run in runs if run.state == "FAIL"]
     if not found:
         return []

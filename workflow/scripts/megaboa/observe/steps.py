@@ -1,4 +1,4 @@
-"""The steps of a run over all its attempts, one row each; steps that a later attempt did again are marked."""
+"""A table of a run's steps over all attempts, which marks steps that a later attempt repeated."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ COLUMNS = pa.schema(
         ("skipped", pa.bool_()),
     ]
 )
-# The language model's loss is the column `loss`; every other loss becomes a column `losses/<name>`.
+# The column `loss` has the language model's loss; every other loss has a column `losses/<name>`.
 MAIN_LOSS = "lm loss"
-# The losses of further validation sets: columns of their own, null where nothing was evaluated.
+# Prefix of the columns with losses of further validation sets; null at steps without an evaluation.
 VALIDATION_SET = "valid/"
 
 Row = dict[str, Any]
-Layers = dict[str, dict[str, Any]]  # by layer: tokens of each expert, and the smallest margins of a choice
+Layers = dict[str, dict[str, Any]]  # by layer: tokens of each expert, and the smallest routing margins
 
 
 def read_attempts(store: RunStore) -> list[AttemptStart]:
@@ -51,9 +51,9 @@ def read_events(store: RunStore) -> list[StepEvent]:
 
 
 def step_rows(events: Sequence[StepEvent], left_out: Collection[int] = ()) -> list[Row]:
-    """One row per step and attempt, by step and then attempt. Of the rows of one step only the last is not replayed.
+    """One row per step and attempt, sorted by both. Of the rows of one step only the last is not replayed.
 
-    Of a step whose batch was left out (after a loss spike) every row is: what it did was undone.
+    If a step's batch was left out after a loss spike, all its rows are replayed: the step was undone.
     """
     rows: dict[tuple[int, int], Row] = {}
     for event in events:
@@ -68,7 +68,7 @@ def step_rows(events: Sequence[StepEvent], left_out: Collection[int] = ()) -> li
 
 
 def steps_in(ranges: Iterable[Sequence[int]]) -> set[int]:
-    """`[[9, 11]]` as 9, 10, 11."""
+    """The steps in ranges: 9, 10, 11 for `[[9, 11]]`."""
     return {step for first, last in ranges for step in range(first, last + 1)}
 
 
@@ -80,7 +80,7 @@ def write_steps(path: str | Path, rows: list[Row]) -> None:
 
 
 def table_of(rows: list[Row]) -> pa.Table:
-    """A loss that was not recorded is null, one that was NaN is NaN."""
+    """The rows as a table. A loss that wasn't recorded is null, not NaN."""
     further = sorted({name for row in rows for name in row if name.startswith(("losses/", VALIDATION_SET))})
     columns = [*COLUMNS, *((name, pa.float64()) for name in further)]
     if any("routing" in row for row in rows):
@@ -111,9 +111,9 @@ def is_finite(value: float | None) -> bool:
 
 
 def add_routing(rows: list[Row], store: RunStore) -> list[Row]:
-    """The rows, those of steps whose experts were written down with a column `routing` (JSON).
+    """Add a column `routing` (JSON) to the rows, if experts were recorded in any step.
 
-    It says which experts the tokens went to, over all ranks.
+    It has the tokens of each expert, over all ranks.
     """
     found: dict[int, dict[int, Layers]] = {}
     for number in {row["attempt"] for row in rows}:

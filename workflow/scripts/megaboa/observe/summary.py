@@ -1,4 +1,4 @@
-"""A run in numbers, and whether it may be believed: `summary.json`."""
+"""Summarizes a run and decides whether it is valid: `summary.json`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def summarize(
 ) -> Summary:
     """Gates and numbers of a run, from its train manifest, its attempts' start lines, its events and its step rows.
 
-    `drift`: in what the run is not what was asked for.
+    `drift`: deviations of the run from its configuration.
     """
     watts = performance.power(energy, gpus)
     measured = {"memory": memory, "energy": watts, "gpus": gpus, "stragglers": stragglers}
@@ -65,12 +65,12 @@ def summarize(
         "skipped_steps": sum(row["skipped"] for row in final),
         "nan_steps": sum(row["loss"] is not None and math.isnan(row["loss"]) for row in final),
         "attempts": len(attempts),
-        # More than one: packages or code were changed between attempts.
+        # more than one if packages or code changed between attempts
         "ran_on": [plain(one) for one in ran_on(attempts)],
         "lost_steps": len(rows) - len(final),
-        "left_out": train.skipped,  # steps whose batches were left out after a loss spike
+        "left_out": train.skipped,  # ranges of steps whose batches were left out after a loss spike
         "warmup_steps_dropped": len(final) - len(timed),
-        "window": [timed[0]["step"], timed[-1]["step"]] if timed else None,  # of the steps that count for the speed
+        "window": [timed[0]["step"], timed[-1]["step"]] if timed else None,  # the steps that count for the speed
         "step_seconds": spread([row["seconds"] for row in timed]),
         "tokens_per_second": throughput,
         "tokens_per_second_per_rank": throughput and throughput["median"] / train.world_size,
@@ -88,9 +88,9 @@ def summarize(
 
 
 def invalid_reasons(train: TrainRecord, attempts: Sequence[AttemptStart], final: list[Row]) -> list[str]:
-    """Why a run that came to its end must not be believed; nothing where it may."""
+    """Why a completed run is invalid; empty if it is valid."""
     reasons = []
-    # A step that fp16's loss scaling skipped has no finite loss by design.
+    # a step that fp16's loss scaling skipped has no finite loss by design
     bad = [row["step"] for row in final if not row["skipped"] and not is_finite(row["loss"])]
     if bad:
         reasons.append(f"no finite loss at {_steps(bad)}")
@@ -117,7 +117,7 @@ def timed_rows(final: list[Row]) -> list[Row]:
 
 
 def validation(events: Sequence[StepEvent]) -> list[dict[str, Any]]:
-    """Losses of every evaluation by step; of one that was repeated, the last."""
+    """Losses of every evaluation by step; of a repeated evaluation the last."""
     by_step = {event.step: event.losses for event in events if isinstance(event, Evaluated)}
     return [{"step": step, "losses": by_step[step]} for step in sorted(by_step)]
 

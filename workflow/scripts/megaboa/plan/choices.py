@@ -1,4 +1,4 @@
-"""Expands the sweep: every combination of its axes is one run; and finds mistakes in them.
+"""Expands the sweep, in which every combination of its axes is one run, and finds mistakes in it.
 
 Problems are collected, so that all are reported at once.
 """
@@ -29,11 +29,11 @@ class Choice:
     name: str
     values: dict[TreePath, Any]
     place: tuple[str | int, ...]
-    reference: str | None = None  # of a run that an agreement adds: the one that it is like
+    reference: str | None = None  # for a run added by an agreement: the run that it is derived from
 
 
 def choices_of(loaded: LoadedExperiment) -> Iterator[Choice]:
-    """Those of the sweep, and then those that agreements add."""
+    """The choices of the sweep, followed by those that agreements add."""
     wanted = {one.reference: [] for one in loaded.experiment.report.agreements if one.twins or one.seeds}
     for choice in _of_sweep(loaded):
         if choice.name in wanted:
@@ -53,7 +53,7 @@ def seeds(reference: str, number: int) -> tuple[str, ...]:
 
 
 def _added(loaded: LoadedExperiment, reference: Choice) -> Iterator[Choice]:
-    """Twins of a reference, and runs of it with other seeds."""
+    """Twins of a reference, and its runs with other seeds."""
     groups = [one for one in loaded.experiment.report.agreements if one.reference == reference.name]
     place = ("report", "agreements", loaded.experiment.report.agreements.index(groups[0]))
     for number, name in enumerate(twins(reference.name, max(one.twins for one in groups)), start=1):
@@ -80,7 +80,7 @@ def _join(options: tuple[Option, ...]) -> Choice:
 
 
 def bad_names(choices: list[Choice]) -> Iterator[tuple[Choice, str]]:
-    """Names that no folder can have, or that two runs would have."""
+    """Choices whose names can't be folder names, or occur twice."""
     seen: set[str] = set()
     for choice in choices:
         if len(choice.name) > MAX_NAME:
@@ -97,7 +97,7 @@ def bad_names(choices: list[Choice]) -> Iterator[tuple[Choice, str]]:
 class Problems:
     def __init__(self, loaded: LoadedExperiment):
         self.loaded = loaded
-        self.found: dict[Problem, list[str]] = {}  # with the runs that have it
+        self.found: dict[Problem, list[str]] = {}  # message -> names of the runs that have the problem
         self.count = 0
 
     def add(self, path: Place, message: str, run: str = "") -> None:
@@ -109,7 +109,7 @@ class Problems:
             raise ConfigError(_complete(problem, names) for problem, names in self.found.items())
 
     def place_of(self, path: TreePath, choice: Choice) -> Place:
-        """Where a run's value at a path was written: in the sweep, or else in its section."""
+        """Where the user wrote a run's value at a path: in the sweep, or else in its section."""
         if path not in choice.values:
             return path
         candidates = [(*choice.place, dotted(path)), ("sweep", "grid", dotted(path)), ("sweep", "zip", dotted(path))]
@@ -117,7 +117,7 @@ class Problems:
 
 
 def _complete(problem: Problem, runs: list[str]) -> Problem:
-    """Say which runs have a problem, once."""
+    """A problem with the names of its runs added, so that it is reported only once."""
     named = [name for name in runs if name]
     if not named or named == ["run"]:
         return problem

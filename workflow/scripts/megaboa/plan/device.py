@@ -1,4 +1,4 @@
-"""`device: auto`: what an experiment trains on, found when it is planned, once for all its jobs."""
+"""`device: auto`: the device that an experiment trains on, determined when it is planned, once for all its jobs."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from megaboa.scheduler.answers import UnreachableError
 from megaboa.scheduler.registry import cluster
 
 AUTO = "auto"
-KERNELS = "transformer_engine"  # a model for GPUs is built of its modules
+KERNELS = "transformer_engine"  # models for GPUs are built from its modules
 DRIVER = Path("/dev/nvidiactl")
-ASK_SECONDS = 120  # that torch may take to be imported, and to look for GPUs
+ASK_SECONDS = 120  # for torch to be imported and look for GPUs
 SETUP = "`make setup DEVICE=cuda` installs it"
-DRIVERS = {"12": 525, "13": 580}  # the oldest for a CUDA; libraries for older drivers (cuda-compat) may be there
-# From its file, as the import of torch takes seconds.
+DRIVERS = {"12": 525, "13": 580}  # oldest driver for a CUDA, unless cuda-compat provides libraries for older ones
+# Read from its file, as importing torch takes seconds.
 CUDA_OF_TORCH = """import importlib.util, pathlib, runpy
 origin = importlib.util.find_spec("torch").origin
 print(runpy.run_path(str(pathlib.Path(origin).with_name("version.py")))["cuda"])"""
@@ -31,14 +31,14 @@ OPENS_CUDA = "import torch; print(torch.cuda.is_available())"
 class Found:
     device: str
     why: str
-    gpus: int | None = None  # that this machine has; None where jobs run on others
+    gpus: int | None = None  # number of GPUs of this machine; None if jobs run elsewhere
 
 
 def settle(loaded: LoadedExperiment, partition: str | None = None, config_file: Path | None = None) -> LoadedExperiment:
-    """The experiment with `cpu` or `cuda` for `auto`.
+    """The experiment with `auto` replaced by `cpu` or `cuda`.
 
-    `partition`: the cluster's, for training; None: ranks start on this machine. A job, whose `config_file` is the copy
-    of the call that has submitted it, takes what that call found: it may be on a machine of another kind.
+    `partition`: the cluster's, for training; None: ranks start on this machine. In a job, `config_file` is the copy of
+    the call that submitted it, and that call's device is used, because the job may be on a different kind of machine.
     """
     if loaded.experiment.device != AUTO:
         return loaded if partition or config_file else _doubted(loaded)
@@ -54,7 +54,10 @@ def settle(loaded: LoadedExperiment, partition: str | None = None, config_file: 
 
 
 def _doubted(loaded: LoadedExperiment) -> LoadedExperiment:
-    """Said, and not refused: a call may look at the plan here, or make a report."""
+    """Note a driver that is too old.
+
+    That is no error, because a call may only look at the plan here, or make a report.
+    """
     why = _old_driver(loaded.experiment) if loaded.experiment.device == "cuda" else None
     return replace(loaded, notes=(f"device: cuda can't be used here: {why}", *loaded.notes)) if why else loaded
 
@@ -78,7 +81,7 @@ def find(experiment: Experiment, partition: str | None) -> Found:
 
 
 def _on_cluster(partition: str) -> Found:
-    """What the login node has says nothing of it."""
+    """The device on a cluster. The login node's own GPUs say nothing about it."""
     name = cluster().name
     try:
         count = cluster().gpus_of_a_node(partition)
@@ -90,7 +93,7 @@ def _on_cluster(partition: str) -> Found:
 
 
 def _without_kernels(experiment: Experiment) -> str | None:
-    """Why ranks can't train on a GPU; None where they can, or where only their image knows."""
+    """The reason why ranks can't train on a GPU; None if they can, or if only their image knows."""
     if experiment.image.runtime != "none":
         return None
     python = experiment.launch.python
@@ -107,7 +110,7 @@ def _without_kernels(experiment: Experiment) -> str | None:
 
 
 def _old_driver(experiment: Experiment) -> str | None:
-    """Why the ranks' torch can't use this machine's driver; None where it can, or where only their image knows."""
+    """The reason why the ranks' torch can't use this machine's driver; None if it can, or if only their image knows."""
     driver = gpus.driver() if experiment.image.runtime == "none" else None
     number = (driver or "").split(".")[0]
     if not number.isdigit():
@@ -139,7 +142,7 @@ def _gpus(count: int) -> str:
 
 
 def gpus_here() -> int:
-    """Those that CUDA shows to this process; torch is asked where there is no nvidia-smi, as in some containers."""
+    """Number of GPUs that CUDA shows to this process. Asks torch if there is no nvidia-smi, as in some containers."""
     try:
         return gpus.count(gpus.query(), os.environ.get("CUDA_VISIBLE_DEVICES"))
     except FileNotFoundError:
@@ -150,6 +153,6 @@ def gpus_here() -> int:
     command = [sys.executable, "-c", "import torch; print(torch.cuda.device_count())"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=ASK_SECONDS)
-    except subprocess.TimeoutExpired:  # a driver that hangs, as its own program has shown
+    except subprocess.TimeoutExpired:  # the driver hangs, and perhaps nvidia-smi did too
         return 0
     return int(done.stdout) if done.returncode == 0 and done.stdout.strip().isdigit() else 0

@@ -31,24 +31,24 @@ COLUMNS = (
 )
 _SECTIONS = ("training", "optimizer", "schedule", "parallel")
 _SAME_LOSSES = {"num_workers", "max_epochs"}
-OVERLAPS = ("overlap_grad_reduce", "overlap_param_gather")  # of `parallel`: when something is sent, not what
+OVERLAPS = ("overlap_grad_reduce", "overlap_param_gather")  # keys of `parallel` for when things are sent, not what
 _TUNED_SAMPLES = ("template", "loss_on", "pack")
 _SAME_SAMPLES = ("reset_position_ids", "reset_attention_mask", "eod_mask_loss", "fim")
 _SAMPLES = ("train_iters", "global_batch_size", "seq_length", "seed", "eval_interval", "eval_iters")
 _SAMPLE_FIELDS = ("dataset.", "train.", "validation.", "tokenizer.", "rng.")
 WHILE_TRAINING = ("profiling.use_viztracer", "profiling.record_memory_history")
-GATHERED_PARAMETERS = 150e6  # of which every rank gathers 1.8 GB of optimizer state at a save
-RECIPE = "recipe"  # in the plan: a value that the recipe decides
+GATHERED_PARAMETERS = 150e6  # for this many, each rank gathers 1.8 GB of optimizer state at a save
+RECIPE = "recipe"  # value in the plan for what the recipe decides
 
 
 def run_spec(config: Experiment, model: str, world_size: int) -> RunSpec:
-    """What can change the losses, and nothing else. A recipe's run carries only the keys that are set."""
+    """Everything that can change the losses, and nothing else. For a recipe only the keys that are set."""
     own_defaults = config.models[model].recipe is None
     sections = {
         name: getattr(config, name).model_dump(mode="json", exclude_unset=not own_defaults) for name in _SECTIONS
     }
     sections["training"].pop("train_tokens", None)
-    if not sections["training"].get("nudge"):  # runs of older versions have no such key
+    if not sections["training"].get("nudge"):  # runs of older versions don't have this key
         sections["training"].pop("nudge", None)
     for name in OVERLAPS:
         sections["parallel"].pop(name, None)
@@ -68,7 +68,7 @@ def run_spec(config: Experiment, model: str, world_size: int) -> RunSpec:
 
 
 def _data(data: Data, own_defaults: bool) -> Tree:
-    """Blend and split, and other settings that differ from the default."""
+    """Blend and split, and those other settings that differ from the default."""
     kept = data.model_dump(mode="json", exclude_unset=not own_defaults, exclude=_SAME_LOSSES)
     if own_defaults:
         defaults = Data().model_dump(mode="json")
@@ -80,7 +80,7 @@ def _data(data: Data, own_defaults: bool) -> Tree:
 
 
 def _drop_idle(sections: dict[str, Tree]) -> None:
-    """Settings of unused features can't change a loss."""
+    """Remove settings of unused features, which can't change a loss."""
     if sections["parallel"]["fsdp"] != "megatron":
         del sections["parallel"]["fsdp_sharding"]
     if sections["schedule"]["decay"] != "WSD":
@@ -106,7 +106,7 @@ def _file_digest(path: str) -> str:
 
 @functools.lru_cache(maxsize=64)
 def _code_digest(code: str) -> str:
-    """SHA-256 of what Python code does: comments, docstrings and layout don't count."""
+    """SHA-256 of Python code without comments, docstrings and layout."""
     tree = ast.parse(code)
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and ast.get_docstring(
@@ -117,7 +117,7 @@ def _code_digest(code: str) -> str:
 
 
 def launch(config: Experiment, model: str, quantities: Quantities) -> LaunchSpec:
-    """Where and how a run runs: no input of training."""
+    """Where and how a run is executed, which doesn't affect its training."""
     is_recipe = config.models[model].recipe is not None
     asked = {
         **config.resources.model_dump(mode="json"),
@@ -136,7 +136,7 @@ def _checkpoint(config: Experiment, is_recipe: bool, quantities: Quantities) -> 
     kept = config.checkpoint.model_dump(mode="json", exclude_unset=is_recipe)
     if kept.get("reshardable") is None:
         kept.pop("reshardable", None)
-        if any(one.tensors for one in config.report.agreements):  # which are compared by name
+        if any(one.tensors for one in config.report.agreements):  # they are compared by name, which needs whole tensors
             kept["reshardable"] = True
         elif not is_recipe:
             kept["reshardable"] = _is_reshardable(config.parallel, quantities.get("params"))
@@ -144,24 +144,24 @@ def _checkpoint(config: Experiment, is_recipe: bool, quantities: Quantities) -> 
 
 
 def _is_reshardable(parallel: Parallel, params: Number | None) -> bool:
-    """By default. Only the distributed optimizer's shards have to be gathered."""
+    """The default of checkpoint.reshardable: false if the distributed optimizer's state is too large to gather."""
     if parallel.fsdp == "megatron" or not parallel.distributed_optimizer:
         return True
     return params is not None and params <= GATHERED_PARAMETERS * parallel.tp * parallel.pp
 
 
 def _launch_overrides(config: Experiment) -> Tree:
-    """Those that don't change a loss. Profiling during training uses the steps and ranks of `profile`."""
+    """Overrides that don't change a loss. Profiling during training uses the steps and ranks of `profile`."""
     kept = {field: value for field, value in config.overrides.items() if is_harmless(field)} | _overlaps(config)
     if any(kept.get(field) for field in WHILE_TRAINING):
         begin, end = config.profile.steps
-        steps = {"profiling.profile_step_start": begin - 1, "profiling.profile_step_end": end - 1}  # that are done
+        steps = {"profiling.profile_step_start": begin - 1, "profiling.profile_step_end": end - 1}  # steps done
         kept |= {**steps, "profiling.profile_ranks": config.profile.ranks}
     return kept
 
 
 def _overlaps(config: Experiment) -> Tree:
-    """Bridge's fields of the keys that are set. Nothing is gathered early where gradients aren't reduced early."""
+    """Bridge's fields for the overlap keys that are set. Without early reduction, there is no early gathering."""
     reduce, gather = (getattr(config.parallel, name) for name in OVERLAPS)
     if reduce is False and gather is None:
         gather = False
@@ -175,21 +175,21 @@ def _overlaps(config: Experiment) -> Tree:
 
 
 def profile(config: Experiment) -> ProfileSpec:
-    """The profile's settings, with the digest of a user's own profiler."""
+    """The profile's settings, with the digest of a profiler that is the user's own."""
     wanted = parse(ProfileSpec, config.profile.model_dump(mode="json"), "profile")
     return replace(wanted, tool_code=_file_digest(wanted.tool)) if wanted.tool.endswith(".py") else wanted
 
 
 def index_key(run: RunSpec) -> Tree | None:
-    """What of a run's identity decides which samples Megatron draws from its corpora, and in which order.
+    """The part of a run's identity that determines which samples Megatron draws from its corpora, and in which order.
 
-    None where it has no corpora: Bridge makes its data up, or the recipe has its own.
+    None if it has no corpora: Bridge generates its data, or the recipe has its own.
     """
     data = run.data
     if not corpora(data):
         return None
     model = run.model
-    recipe = model if run.is_recipe else None  # it may set anything
+    recipe = model if run.is_recipe else None  # it can set anything
     return {
         **({"tuning": {name: run.tuning[name] for name in _TUNED_SAMPLES}} if run.is_tuned else {}),
         "data": {name: value for name, value in data.items() if name not in _SAME_SAMPLES},

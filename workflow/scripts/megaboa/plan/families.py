@@ -1,5 +1,5 @@
-"""Facts about model families, without torch, transformers, Megatron-Bridge or a network: which ones Bridge converts (a
-test compares the list with the installed Bridge), and a model's number of parameters from its Hugging Face config.
+"""Facts about model families, without torch, transformers, Megatron-Bridge or a network: the ones that Bridge converts
+(a test compares the list with the installed Bridge), and a model's number of parameters from its Hugging Face config.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ CONVERTIBLE = frozenset(
     )
 )
 
-SHIPPED = {"t5": "recipes/t5.py", "bert": "recipes/bert.py"}  # kinds that no family of Bridge's is of
+SHIPPED = {"t5": "recipes/t5.py", "bert": "recipes/bert.py"}  # kinds for which Bridge has no family
 
-# With norms of queries and keys; configs of other families say so.
+# With norms of queries and keys; the configs of other families have a key for that.
 QK_NORM = frozenset(
     (
         *("exaone4", "exaone_moe", "gemma3", "gemma3_text", "hy_v3", "minimax_m2", "olmoe", "qwen3", "qwen3_moe"),
@@ -31,28 +31,29 @@ QK_NORM = frozenset(
     )
 )
 
-# Whose converter in Bridge fuses the activation of the feed-forward layers with what is around it.
+# Families whose converter in Bridge fuses the activation of the feed-forward layers.
 FUSED_ACTIVATION = frozenset(("deepseek_v2", "deepseek_v3", "glm4_moe", "glm4_moe_lite", "gpt_oss", "llama"))
 
-# Of other classes than those of causal language models.
+# Families whose classes aren't causal language models.
 SEEING = frozenset(("qwen2_5_vl",))
 
-# How classes end that read more than text, where the family is of decoders.
+# Suffixes of classes that read more than text, in families of decoders.
 CONDITIONED = "ForConditionalGeneration"
 
 Config = Tree
 
 
 class UnknownFamilyError(ValueError):
-    """A model whose parameters this module can't count."""
+    """The parameters of a model of this family can't be counted here."""
 
 
 def problem(config: Config, model: str, recipe: bool = False) -> str | None:
-    """Why a model can't be trained from its Hugging Face config, and what can be done. `recipe`: it has one too."""
+    """Why a model can't be trained from its Hugging Face config, and what to do. `recipe`: whether it also has a
+    recipe."""
     model_type = str(config.get("model_type"))
     if why := model_kinds.refusal(kind := model_kinds.of_family(model_type)):
         return f"{model_type}: {why}"
-    # One family may have models with a vision tower and without: gemma3, gemma4, qwen3_5.
+    # A family may have models with and without a vision tower: gemma3, gemma4, qwen3_5.
     seeing = next((one for one in map(str, config.get("architectures") or ()) if one.endswith(CONDITIONED)), None)
     if seeing and kind.name == model_kinds.GPT:
         return f"{model_type}: {seeing}: {model_kinds.refusal(model_kinds.BY_NAME['other-vlm'])}"
@@ -92,11 +93,11 @@ def has_qk_norm(hf_config: Config) -> bool:
 
 
 def with_defaults(hf_config: Config) -> Config:
-    """The config with what transformers assumes where it is silent; as it is, for a family that isn't known here."""
+    """The config completed with transformers' defaults; unchanged for a family that isn't known here."""
     return {**_DEFAULTS.get(str(hf_config.get("model_type")), {}), **hf_config}
 
 
-# What transformers assumes where a config is silent, as far as it changes the count.
+# transformers' defaults for missing keys, as far as they affect the count.
 _DEFAULTS: dict[str, Config] = {
     "llama": {
         "vocab_size": 32000,

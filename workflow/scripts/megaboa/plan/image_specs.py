@@ -1,4 +1,4 @@
-"""Which image an experiment's ranks run in, as the image's job and the launcher must know it."""
+"""The image that an experiment's ranks run in, as the image's job and the launcher need to know it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from megaboa.records import BridgeSource, ImageBuild, ImageSpec, ImageStart, Ins
 from megaboa.scheduler.registry import cluster
 
 CLONE = Path(__file__).parents[4]
-PYTHON = "python3"  # of the image, where launch.python names no other
+PYTHON = "python3"  # in the image, unless launch.python names another one
 
 
 def wanted(experiment: Experiment) -> ImageSpec | None:
-    """What makes the image the one that it is; None where ranks run in this Python."""
+    """The image's identity; None if ranks run in this Python."""
     image = experiment.image
     if image.runtime == "none":
         return None
@@ -37,13 +37,13 @@ def wanted(experiment: Experiment) -> ImageSpec | None:
 
 
 def source_of(image: Image) -> BridgeSource | None:
-    """Where it is mounted changes nothing."""
+    """Bridge's source as part of an identity: without the mount point, which changes nothing."""
     source = image.bridge_source
     return BridgeSource(repo=source.repo, commit=source.commit) if source else None
 
 
 def inside(experiment: Experiment, profile: Mapping[str, str]) -> ImageStart | None:
-    """How the image is made and where it is kept, and how something is started in it: none of it makes another image.
+    """How the image is made and stored, and how processes are started in it. None of this is part of its identity.
 
     Partition and account are the experiment's, else those of the profile's default-resources.
     """
@@ -73,7 +73,7 @@ def inside(experiment: Experiment, profile: Mapping[str, str]) -> ImageStart | N
 
 
 def launch(experiment: Experiment) -> Inside | None:
-    """What the launcher must know in addition to image.json."""
+    """What the launcher needs in addition to image.json."""
     if experiment.image.runtime == "none":
         return None
     return Inside(
@@ -86,7 +86,8 @@ def launch(experiment: Experiment) -> Inside | None:
 
 
 def mounts(experiment: Experiment) -> list[str]:
-    """What every rank must see under the same path as here, then the user's own, then Bridge's other source."""
+    """Mounts: folders that ranks must see under the same paths as here, the user's own mounts, and Bridge's other
+    source."""
     image = experiment.image
     cache = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
     folders = [Path("results"), Path(experiment.store).expanduser()]
@@ -106,7 +107,7 @@ def mounts(experiment: Experiment) -> list[str]:
 
 
 def _checked(mount: str) -> str:
-    """No runtime can mount a path with one of these."""
+    """A mount, after a check for characters that no runtime accepts in it."""
     if references.mount_problem(mount):
         what = "a path with a space, a comma or a colon can't be mounted: rename the folder, or work in another one"
         raise ConfigError([Problem("image", f"{mount.rpartition(':')[0]}: {what}")])
@@ -118,14 +119,14 @@ def _is_in(path: Path, folders: Iterable[Path]) -> bool:
 
 
 def _places_of_tokens(experiment: Experiment) -> list[Path]:
-    """The folders of existing `.bin` and `.idx`, which ranks read where they lie."""
+    """The folders of existing `.bin` and `.idx` files, which ranks read in place."""
     named = [corpus for corpus in experiment.corpora.values() if corpus.megatron is not None]
     found = [Path(pair.prefix) for corpus in named for pair in pairs.pairs_of(corpus.megatron, corpus.split)]
     return list(dict.fromkeys(Path(os.path.abspath(path)).parent for path in found))  # noqa: PTH100 (without `..`)
 
 
 def _places_of_models(experiment: Experiment) -> list[Path]:
-    """Local folders of models, tokenizers, recipes and profilers."""
+    """The folders of local models, tokenizers, recipes and profilers."""
     named = [name for model in experiment.models.values() for name in (model.hf, model.tokenizer, model.recipe)]
     named += [experiment.profile.tool] if experiment.profile.tool.endswith(".py") else []
     paths = [Path(os.path.abspath(Path(name).expanduser())) for name in named if name]  # noqa: PTH100 (without `..`)
@@ -133,7 +134,7 @@ def _places_of_models(experiment: Experiment) -> list[Path]:
 
 
 def variables(experiment: Experiment) -> dict[str, str]:
-    """The mounted source goes before an installed package."""
+    """Variables that give the mounted source precedence over an installed package."""
     source = experiment.image.bridge_source
     return {"PYTHONPATH": f"{source.mount_as}/src"} if source else {}
 
@@ -151,20 +152,20 @@ def _path(image: Image) -> str | None:
 
 
 def _build(image: Image) -> ImageBuild | None:
-    """What goes into a build, by content."""
+    """The inputs of a build, by content."""
     if image.build is None:
         return None
     path, context = Path(image.build.file).expanduser(), Path(image.build.context).expanduser()
     file = dockerfile.read(path)
     args = pins.build_arguments(file, image.build.args)
     pinned = path.resolve().parent == pins.FILE.parent and not pins.are_changed(image.build.args)
-    # What a RUN mounts of the context is not among the inputs: then another folder may be another image.
+    # Context files that a RUN mounts are not among the inputs, so then the context's path is part of the identity.
     place = str(context) if file.mounts_context else None
     return ImageBuild(args=args, pinned=pinned, inputs=dockerfile.inputs(file, context, args), context=place)
 
 
 def _building(image: Image) -> ImageBuild | None:
-    """What the same inputs are built by, and where they lie."""
+    """How and from where the same inputs are built."""
     if image.build is None:
         return None
     path, context = Path(image.build.file).expanduser(), Path(image.build.context).expanduser()

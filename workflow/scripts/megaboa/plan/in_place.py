@@ -1,7 +1,7 @@
-"""A run that goes on where it was, with other settings and under its own name (`continue_from: itself`).
+"""Runs that continue in place, with other settings but under the same name (`continue_from: itself`).
 
-What it was before keeps its store and its identity, and is its parent. A copy of its manifests is kept in
-`runs/<run>/earlier/<id>/`, as those in the run's folder are about to be replaced.
+The earlier state of the run keeps its store and its identity, and becomes the parent. A copy of its manifests is kept
+in `runs/<run>/earlier/<id>/`, because those in the run's folder will be replaced.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ITSELF = "itself"
 
 @dataclass(frozen=True)
 class Before:
-    """What a run was, and the step of the checkpoint that it continues from; None: its last one."""
+    """An earlier state of a run, and the step of the checkpoint to continue from; None: its last one."""
 
     store: RunStore
     identity: Identity
@@ -34,9 +34,9 @@ def is_in_place(text: str | None) -> bool:
 
 
 def before(folder: RunFolder, run: Run) -> Before | None:
-    """What the run in this folder was, before it became what the plan says; None where it has not been trained.
+    """The state of the run in this folder before the plan changes it; None if it has not been trained.
 
-    A run that was planned so already stays what it is, however far it has come.
+    A run that was already planned with these settings keeps its parent, however far it has come.
     """
     if not folder.file("run").exists() or not folder.file("launch").exists():
         return None
@@ -51,7 +51,7 @@ def before(folder: RunFolder, run: Run) -> Before | None:
     if mine:
         store, identity = max(mine, key=lambda one: checkpoints.latest(one[0].checkpoints))
         return Before(store, identity, None)
-    if parent:  # it was planned so and has not saved yet: it begins where that began
+    if parent:  # planned but not saved yet: starts from the same checkpoint
         return next(
             (Before(store, one, parent.iteration) for store, one in known if one.digest == parent.identity), None
         )
@@ -59,7 +59,7 @@ def before(folder: RunFolder, run: Run) -> Before | None:
 
 
 def keep(plan: Plan, results: Path) -> None:
-    """Copy the manifests of what runs were, where they go on in place. To be called before the plan is written."""
+    """Copy the manifests of runs that continue in place. Must be called before the plan is written."""
     for run in plan.runs:
         folder = RunFolder(results / plan.name / "runs" / run.name)
         parent = run.run.parent
@@ -75,7 +75,7 @@ def keep(plan: Plan, results: Path) -> None:
 
 
 def _manifest(name: str, store: RunStore, identity: Identity, parent: Parent) -> TrainRecord:
-    """As train.json would say it of a run that ended with this checkpoint."""
+    """The train.json of a run that ended with this checkpoint."""
     kept = checkpoints.sizes(store.checkpoints)
     own = identity.run.get("parent")
     return TrainRecord(

@@ -1,4 +1,4 @@
-"""One run of the sweep: its values put together, resolved and checked."""
+"""One run of the sweep: its values combined, resolved and checked."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from megaboa.records import Refusal, Tree, plain
 
 
 class RunPlanner:
-    """Plans one run after the other, and keeps what they share: models, counts of parameters, what was found."""
+    """Plans runs one by one, and keeps what they share: models, parameter counts, problems."""
 
     def __init__(self, loaded: LoadedExperiment, results: Path, problems: Problems):
         self.loaded = loaded
@@ -40,12 +40,12 @@ class RunPlanner:
         self.base = loaded.experiment
         self.skip_illegal = bool(self.base.sweep and self.base.sweep.skip_illegal)
         self.refused = self.earlier_refusals(results / str(self.base.experiment)) if self.skip_illegal else {}
-        self.warnings: dict[str, list[str]] = {}  # with the runs that have it
+        self.warnings: dict[str, list[str]] = {}  # message -> runs that it applies to
         self.invalid: list[Invalid] = []
         self.params: dict[str, int] = {}
         self.hf_configs: dict[str, Tree | None] = {}
-        self.families: set[str] = set()  # models whose family was looked at
-        self.models: Tree = {}  # by name, as plain trees: of two different ones with one name, one is refused
+        self.families: set[str] = set()  # models whose family was checked
+        self.models: Tree = {}  # plain trees by name; of two different models with one name, the second is refused
 
     def plan(self, choice: Choice) -> Run | None:
         """A run, or None if something is wrong with it."""
@@ -98,7 +98,7 @@ class RunPlanner:
         return run
 
     def earlier_refusals(self, experiment: Path) -> dict[str, Refusal]:
-        """What preflight refused, as long as packages and image are the same."""
+        """Preflight's earlier refusals, if packages and image are still the same."""
         if not ExperimentFolder(experiment).refused.exists():
             return {}
         image = image_specs.wanted(self.base)
@@ -124,7 +124,7 @@ class RunPlanner:
         )
 
     def validate(self, raw: Tree) -> Experiment:
-        """The typed experiment; sections that are as in the file are not checked again."""
+        """The typed experiment; sections that are unchanged from the file aren't validated again."""
         changed = {name: value for name, value in raw.items() if value is not self.loaded.raw.get(name)}
         if not changed:
             return self.base
@@ -141,7 +141,8 @@ class RunPlanner:
         return name
 
     def derive(self, raw: Tree, model: str, choice: Choice) -> tuple[Tree, str]:
-        """The run's model by name. One that the sweep changes gets a name of its own, as models are made once each."""
+        """The run's values, and the name of its model. A model that the sweep changes gets its own name, as each is
+        made only once."""
         own = {path: value for path, value in choice.values.items() if path[0] == "models" and path[1] == model}
         name = "-".join([model, *(piece(path, value) for path, value in own.items())])
         models = {**self.loaded.raw["models"], name: raw["models"][model]}
@@ -152,7 +153,7 @@ class RunPlanner:
         return raw, name
 
     def check_family(self, model: str, definition: Tree, choice: Choice) -> None:
-        """Once per model: a family that Bridge can't convert would fail in the first job."""
+        """Check a model's family, once: if Bridge can't convert it, the first job would fail."""
         if model in self.families:
             return
         self.families.add(model)
@@ -164,13 +165,13 @@ class RunPlanner:
             self.problems.add(self.problems.place_of(("models", model, key), choice), message)
 
     def choose_blend(self, raw: Tree, choice: Choice) -> None:
-        """The only corpus there is, where no blend is given."""
+        """Use the only corpus if no blend is given."""
         corpora = raw.get("corpora") or {}
         given = raw.get("data") or {}
         if any(given.get(key) is not None for key in ("blend", "blend_per_split")) or not corpora:
             return
         config = hf_config_of(raw["models"][raw["model"]]) or {}
-        if not model_kinds.of_family(str(config.get("model_type"))).corpora:  # they may be there for a tokenizer
+        if not model_kinds.of_family(str(config.get("model_type"))).corpora:  # corpora may only serve a tokenizer
             return
         if len(corpora) > 1:
             self.problems.add(
@@ -179,7 +180,7 @@ class RunPlanner:
         raw["data"] = {**given, "blend": next(iter(corpora))}
 
     def with_length(self, raw: Tree, quantities: Quantities, own_defaults: bool, choice: Choice) -> Tree:
-        """train_iters, whichever way the length was given."""
+        """Values with train_iters, even if the length was given in another way."""
         training = dict(raw.get("training") or {})
         tokens = training.pop("train_tokens", None)
         if training.get("train_iters") is not None or (tokens is None and not own_defaults):
@@ -194,8 +195,10 @@ class RunPlanner:
         return {**raw, "training": training}
 
     def check_rules(self, facts: Facts, choice: Choice) -> list[Finding]:
-        """Report the rules that the run breaks; those of an error are returned, where such runs are left out: where the
-        experiment says so, or the device was found and is one that the run can't be on.
+        """Report the rules that the run breaks.
+
+        Errors are returned instead if such runs are left out: because the experiment says so, or because the device was
+        determined automatically and is the reason.
         """
         found = table.check(facts)
         errors = [one for one in found if one.level == "error"]
@@ -216,7 +219,7 @@ class RunPlanner:
                 self.problems.add(path, message, choice.name)
 
     def check_data(self, config: Experiment, choice: Choice) -> None:
-        """Settings that Megatron would silently ignore or misuse."""
+        """Report settings that Megatron would silently ignore or misuse."""
         data = config.data.model_dump()
         sets = blends.validation_sets(data)
         for name, blend in sets.items():
@@ -238,7 +241,7 @@ class RunPlanner:
             self.problems.add(self.problems.place_of(("data", "reset_attention_mask"), choice), message, choice.name)
 
     def check_kind(self, facts: Facts, config: Experiment, choice: Choice) -> None:
-        """Data that a kind of model can't read."""
+        """Report data that this kind of model can't read."""
         kind = model_kinds.BY_NAME[facts.model.kind]
         for key in ("blend", "blend_per_split", "validation_sets", "fim"):
             if not kind.corpora and getattr(config.data, key):
@@ -263,8 +266,8 @@ class RunPlanner:
         return self.params[name]
 
     def hf_config(self, name: str, model: Tree) -> Tree | None:
-        """A model's Hugging Face config, read once; None where it isn't known before the model is fetched, or a
-        recipe's."""
+        """A model's Hugging Face config, read once; None for a recipe, or if it isn't known before the model is
+        fetched."""
         if name not in self.hf_configs:
             self.hf_configs[name] = hf_config_of(model)
         return self.hf_configs[name]
@@ -272,7 +275,7 @@ class RunPlanner:
 
 @functools.cache
 def _sections(names: frozenset[str]) -> type[Section]:
-    """Some sections of the experiment. Of a whole one pydantic would copy the defaults of all others, for every run."""
+    """A model of some sections of the experiment. With all sections, pydantic would copy defaults for every run."""
     fields: Any = {name: (Experiment.model_fields[name].annotation, Experiment.model_fields[name]) for name in names}
     return create_model("Sections", __base__=Section, **fields)
 
@@ -296,7 +299,7 @@ def _count(model: Tree, config: Tree | None, tokenizers: dict[str, Tokenizer], n
         ) from None
 
 
-# Can the ranks that `conversion` asks for import a model? Rules about what a rank holds, by the key that breaks them.
+# Can the ranks in `conversion` import a model? Rules about a rank's share, with the key that breaks each.
 CONVERSION_RULES: tuple[tuple[str, Rule], ...] = (
     ("tp", tensors.heads_divide),
     ("tp", tensors.key_value_groups_divide),
@@ -310,7 +313,7 @@ CONVERSION_RULES: tuple[tuple[str, Rule], ...] = (
 
 
 def conversion_problems(model: ModelFacts, layout: Layout) -> list[tuple[str, str]]:
-    """Problems with `conversion`, by key; none while the model is unknown."""
+    """Problems with `conversion`, by key; none if the model is unknown."""
     whole = Facts(layout, model)
     found = [(key, finding(rule, broken).message) for key, rule in CONVERSION_RULES if (broken := rule(whole))]
     if model.vocab_rows is not None and model.vocab_rows % layout.tp:

@@ -1,4 +1,5 @@
-"""Runs that continue from another run's checkpoint (`continue_from`): which one that is, and whether it can be."""
+"""Parents of runs that continue from another run's checkpoint (`continue_from`): which one, and whether that is
+possible."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from megaboa.records import Identity, Load, Parent, RunSpec, Tree, parse, read
 from megaboa.run import checkpoints
 from megaboa.run.identity import is_trained
 
-# What a model is, apart from how its first weights came about.
+# Keys that define a model, regardless of its initial weights.
 _SAME_MODEL = ("config", "hf", "revision", "tokenizer", "recipe")
 SHOWN = 10
 
@@ -33,17 +34,17 @@ class NoParentError(Exception):
 
 @dataclass(frozen=True)
 class ParentRun:
-    """A run whose checkpoint another continues from, as it was planned or trained."""
+    """A planned or trained run, from whose checkpoint another run continues."""
 
     name: str  # <experiment>/<run>
     run: RunSpec
     settings: Tree  # its launch.checkpoint
-    last: int | None  # step of its last checkpoint, where that is known
-    kept: list[int] | None  # steps of the checkpoints that it has, or will have; None: unknown
-    checkpoints: Path | None = None  # of a run that has some
+    last: int | None  # step of its last checkpoint, if known
+    kept: list[int] | None  # steps of its present or future checkpoints; None if unknown
+    checkpoints: Path | None = None  # folder of its checkpoints, if it has any
 
     def is_reshardable(self, step: int) -> bool:
-        """Whether any layout can take the optimizer's state. Where a recipe decides, the ranks look again."""
+        """Whether the optimizer's state can be loaded in any layout. For a recipe, the ranks check again."""
         if self.checkpoints is None:
             return bool(self.settings.get("reshardable", True))
         path = checkpoints.folder(self.checkpoints, step) / checkpoints.LAST_WRITTEN
@@ -51,14 +52,14 @@ class ParentRun:
 
 
 def split(text: str) -> tuple[str, str, int | None]:
-    """`my/run@100` as its parts."""
+    """`my/run@100` split into experiment, run and step."""
     name, _, step = text.partition("@")
     experiment, _, run = name.partition("/")
     return experiment, run, int(step) if step else None
 
 
 class Parents:
-    """The parents of an experiment's runs; each is looked up once."""
+    """The parents of an experiment's runs; each is determined once."""
 
     def __init__(self, experiment: str, runs: list[Run], names: list[str], results: Path, complain: Complain):
         self.experiment = experiment
@@ -70,7 +71,7 @@ class Parents:
         self.joined = functools.cache(self._joined)
 
     def join(self) -> list[Run]:
-        """The runs, with their parents attached. Reports problems."""
+        """The runs with their parents attached. Reports problems."""
         return [self.joined(name) for name in self.runs]
 
     def _joined(self, own_name: str) -> Run:
@@ -82,7 +83,7 @@ class Parents:
         experiment, name, step = split(run.config.continue_from)
         own = experiment == self.experiment
         if own and name in self.names and name not in self.runs:
-            return run  # it has mistakes of its own, which come first
+            return run  # it has errors of its own, which are reported first
         try:
             self._refuse_circle(run)
             parent = self.find(experiment, name)
@@ -96,7 +97,7 @@ class Parents:
         return run if problems else with_parent(run, experiment, name, step)
 
     def _going_on(self, run: Run) -> Run:
-        """In place, from a checkpoint of what the run was before."""
+        """A run that continues in place, with the checkpoint of its earlier state as its parent."""
         wanted = run.config.continue_from.partition("@")[2]
         folder = ExperimentFolder(self.results / self.experiment).run(run.name)
         name = f"{self.experiment}/{run.name}"
@@ -153,7 +154,8 @@ class Parents:
 
 
 def saved_for_other_layouts(experiment: str, runs: list[Run]) -> list[Run]:
-    """The runs; those from whose optimizer another of them continues in another layout save it whole, by default."""
+    """The runs. Those whose optimizer state another run loads in another layout save it in reshardable form, by
+    default."""
     parents = {run.name: run for run in runs if run.config.checkpoint.reshardable is None}
     wanted = set()
     for run in runs:
@@ -170,12 +172,12 @@ def _saving_whole(run: Run) -> Run:
 
 
 def _layout(run: RunSpec) -> list[Any]:
-    """Of any number of copies."""
+    """The sizes of a run's layout, without data parallelism."""
     return [run.parallel.get(size) for size in layout.NAMES]
 
 
 def trained_parent(folder: RunFolder) -> ParentRun:
-    """A run that has been trained, by its files."""
+    """A trained run, from its files."""
     name = f"{folder.experiment}/{folder.name}"
     if not folder.train_manifest.exists():
         others = trained(folder.experiment_folder.path.parent)
@@ -192,7 +194,7 @@ def trained_parent(folder: RunFolder) -> ParentRun:
 
 
 def planned_steps(settings: Tree, last: int | None) -> list[int] | None:
-    """The steps whose checkpoints a run keeps to its end; None where its recipe decides."""
+    """The steps whose checkpoints a run keeps to its end; None if its recipe decides."""
     if last is None or "save_interval" not in settings:
         return None
     interval = settings["save_interval"]
@@ -270,9 +272,10 @@ def mismatches(parent: ParentRun, run: Run, step: int) -> list[tuple[tuple[str, 
 
 
 def optimizer_mismatches(parent: str, own: RunSpec, theirs: RunSpec) -> list[tuple[tuple[str, ...], str]]:
-    """Of Megatron-Core's optimizers only the distributed one has the same state in every precision."""
+    """Refuse states of different forms: among Megatron-Core's optimizers, only the distributed one's is the same in
+    every precision."""
     sharded = [one.parallel.get("distributed_optimizer") for one in (own, theirs)]
-    if None in sharded:  # a recipe decides: the ranks check again
+    if None in sharded:  # a recipe decides, so the ranks check again
         return []
     if sharded[0] != sharded[1]:
         message = (
@@ -291,7 +294,8 @@ def optimizer_mismatches(parent: str, own: RunSpec, theirs: RunSpec) -> list[tup
 
 
 def with_parent(run: Run, experiment: str, name: str, step: int, identity: str | None = None) -> Run:
-    """The run with its parent in its identity and in its row of the plan; `identity` of one that has its own name."""
+    """The run with its parent, in its identity and in its row of the plan. `identity`: the parent's, if it has the same
+    name."""
     load = Load(**run.config.load.model_dump(mode="json"))
     parent = Parent(experiment=experiment, run=name, iteration=step, load=load, identity=identity)
     if run.run.is_tuned:
@@ -308,7 +312,7 @@ def listed(names: list[str]) -> str:
 
 
 def model_difference(theirs: Tree, own: Tree) -> str | None:
-    """`config.hidden_size is 32 there, and 64 here`; None where both describe the same model."""
+    """A difference such as `config.hidden_size is 32 there, and 64 here`; None if both describe the same model."""
     for key in _SAME_MODEL:
         one, other = theirs.get(key), own.get(key)
         if isinstance(one, dict) and isinstance(other, dict):

@@ -1,4 +1,4 @@
-"""Account and partitions of a call's jobs, where the profile leaves them open."""
+"""Account and partitions of a call's jobs, if the profile leaves them open."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from megaboa.errors import InputError
 from megaboa.scheduler.answers import Choice
 from megaboa.scheduler.registry import cluster
 
-AUTO = "auto"  # what a profile says of a name that is to be found
+AUTO = "auto"  # value in a profile for names that are looked up
 PROFILES = Path(__file__).parents[4] / "profiles"
 
 
 def site_file() -> Path:
-    """What the user has said once for this clone: a line for each name. Git ignores it.
+    """The site's file, with the user's choices for this clone: a line for each name. It is ignored by git.
 
-    A workflow that has this one as a module has profiles of its own, next to its Snakefile.
+    A workflow that uses this one as a module has its own profiles, next to its Snakefile.
     """
     own = Path("profiles", cluster().profile)
     return (own if own.is_dir() else PROFILES / own.name) / "site.yaml"
@@ -31,7 +31,7 @@ def shown() -> str:
 
 
 def said() -> dict[str, str]:
-    """By the site's file."""
+    """The values in the site's file."""
     if not site_file().exists():
         return {}
     try:
@@ -47,7 +47,10 @@ def said() -> dict[str, str]:
 
 
 def choose(names: Collection[str], known: Mapping[str, str]) -> Choice:
-    """For the names that are open: the site's file, then the scheduler. `known`: what the profile says."""
+    """Values for the open names, from the site's file or else from the scheduler.
+
+    `known`: the profile's other values.
+    """
     found = {name: value for name, value in said().items() if name in names}
     left = [name for name in names if name not in found]
     if not left:

@@ -1,4 +1,4 @@
-"""A plan: the runs of an experiment, and the files that say what they are."""
+"""The plan: the runs of an experiment, and the files that describe them."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from megaboa.records import AgreementSpec, LaunchSpec, ProfileSpec, RunSpec, Tre
 class Run:
     """One run of the sweep. `config` is the experiment with the run's values, every number resolved.
 
-    `model` is a key of `config.models`; where the sweep changes the model itself, it is one that the plan derived.
-    `corpora` are the names of the corpora that are read, `tokenizers` those of the trained tokenizers that are needed.
-    `facts` are what the plan knows of it for rules and estimates.
+    `model` is a key of `config.models`; if the sweep changes the model itself, it is derived by the plan. `corpora`:
+    names of the corpora that the run reads; `tokenizers`: names of trained tokenizers that it needs. `facts`: what the
+    plan knows for rules and estimates.
     """
 
     name: str
@@ -39,28 +39,28 @@ class Run:
     facts: Facts
 
     def folder(self, results: Path | str, experiment: str) -> RunFolder:
-        """The run below the results, as it is planned, whatever its files say."""
+        """The run's folder, with its documents as planned, whatever the files say."""
         return RunFolder(Path(results) / experiment / "runs" / self.name, self.documents)
 
     @functools.cached_property
     def documents(self) -> Tree:
-        """What is written about it: run.json, launch.json and profile.json."""
+        """The contents of run.json, launch.json and profile.json."""
         return {"run": plain(self.run), "launch": plain(self.launch), "profile": plain(self.profile)}
 
     @functools.cached_property
     def texts(self) -> dict[str, str]:
-        """The same as it is written."""
+        """The texts of run.json, launch.json and profile.json."""
         return {name: files.canonical(value) for name, value in self.documents.items()}
 
     @property
     def digest(self) -> str:
-        """Of run.json."""
+        """Digest of run.json."""
         return hashlib.sha256(self.texts["run"].encode()).hexdigest()
 
 
 @dataclass(frozen=True)
 class Invalid:
-    """A run that `sweep.skip_illegal` leaves out, with the rules that it breaks."""
+    """A run that is left out by `sweep.skip_illegal`, with the rules that it breaks."""
 
     name: str
     reasons: tuple[str, ...]
@@ -74,9 +74,9 @@ class Invalid:
 class Plan:
     """All runs, and what they share.
 
-    `corpus_tokenizers` says for each corpus in use which tokenizer it is written with: a name under `tokenizers`, or a
-    Hugging Face id or folder. `exports` are the runs to export, `agreements` the report's: names, no patterns.
-    `invalid` are runs that were left out.
+    `corpus_tokenizers`: for each corpus in use the tokenizer that it is written with: a name under `tokenizers`, or a
+    Hugging Face id or folder. `exports`: the runs to export. `agreements`: the report's, with names instead of
+    patterns. `invalid`: runs that are left out.
     """
 
     name: str
@@ -86,22 +86,23 @@ class Plan:
     corpus_tokenizers: dict[str, str | None]
     exports: list[str]
     agreements: list[AgreementSpec]
-    evaluated: list[str] = field(default_factory=list)  # exported runs that `evaluate` is called for
+    evaluated: list[str] = field(default_factory=list)  # exported runs that are evaluated
     published: Tree | None = None  # the table of report.compare_to
     invalid: list[Invalid] = field(default_factory=list)
-    warnings: dict[str, list[str]] = field(default_factory=dict)  # with the runs that each is about
-    notes: tuple[str, ...] = ()  # what the environment has changed, and what the sweep replaces
+    warnings: dict[str, list[str]] = field(default_factory=dict)  # warning -> runs that it applies to
+    notes: tuple[str, ...] = ()  # changes by the environment, and values that the sweep replaces
 
     def __getitem__(self, name: str) -> Run:
         return next(run for run in self.runs if run.name == name)
 
     def write(self, results: Path | str) -> list[Path]:
-        """Write the plan's files where they changed; say which."""
+        """Write the plan's files that have changed; return them."""
         folder = Path(results) / self.name
         return [folder / name for name, text in self.texts() if files.write_if_changed(folder / name, text)]
 
     def texts(self) -> Iterator[tuple[str, str]]:
-        """The table, and each run's run.json, launch.json and profile.json: names below the experiment's results."""
+        """The plan's files and their texts: the table, and the documents of each run. Names are relative to the
+        results."""
         here = ExperimentFolder(Path())
         for run in self.runs:
             folder = here.run(run.name)
@@ -111,7 +112,7 @@ class Plan:
         yield str(here.plan), documents.table([run.row for run in self.runs] + left_out)
 
     def submitted(self, restarted: Collection[str] = ()) -> Iterator[Tree]:
-        """What each run's job must know when it starts, including whether to restart from step 0."""
+        """The documents of each run for its job, with the request to restart from step 0, if any."""
         for run in self.runs:
             told = {"restart": True} if run.name in restarted else {}
             yield {"name": run.name, **run.documents, **told}

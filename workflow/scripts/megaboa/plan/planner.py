@@ -1,4 +1,4 @@
-"""Make the plan: every combination of the sweep becomes a run, checked; all problems are reported at once."""
+"""Makes the plan: every combination of the sweep becomes a checked run; all problems are reported at once."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ GATHERED = (
 
 
 def make_plan(loaded: LoadedExperiment, results: Path | str = "results", only: Collection[str] = ()) -> Plan:
-    """The runs of an experiment. Raises ConfigError with all that is wrong with any of them.
+    """The runs of an experiment. Raises ConfigError with all problems of all runs.
 
-    `results` is looked at for runs that continue from others, and for those that preflight refused, where they are left
-    out. `only`: the runs that a job is about. Then the plan has these, and those that they continue from; exports and
-    the report are left out of it, as is what is wrong with the whole: the call that submitted the job has looked. If
-    the device isn't settled yet, this machine decides it.
+    `results` is searched for parents of runs, and for runs that preflight refused, if these are left out. `only`: the
+    runs of a job. The plan then consists of these and their parents; exports, the report and checks of the whole plan
+    are skipped, because the call that submitted the job has done them. If the device isn't settled yet, this machine
+    decides.
     """
     if loaded.experiment.device == device.AUTO:
         loaded = device.settle(loaded)
@@ -67,7 +67,7 @@ class _Planner:
         left_out = {run.name for run in self.each.invalid}
         if choices and not runs and not self.problems.found:
             self.problems.add(("sweep", "skip_illegal"), f"no run is left: {self.each.invalid[0]}")
-        # Exports and patterns are about runs that the user has named, not about those that agreements add.
+        # Exports and patterns refer to runs named by the user, not to those that agreements add.
         names = [choice.name for choice in choices if choice.name not in left_out and choice.reference is None]
         asked = Asked(self.base, self.problems, left_out)
         exports = asked.exports(names)
@@ -77,11 +77,11 @@ class _Planner:
             self.problems.add(tuple(key.split(".")), message)
         agreements = asked.agreements(names)
         compared = {name for one in agreements for name in (one.reference, *one.runs, *one.twins)}
-        # What the report needs to tell a tie of two experts from a mistake.
+        # The report needs this to distinguish a tie of two experts from a mistake.
         runs = [replace(run, launch=replace(run.launch, routing=True)) if run.name in compared else run for run in runs]
         read = {name for one in agreements if one.tensors for name in (one.reference, *one.runs)}
         runs = [replace(run, launch=replace(run.launch, samples=True)) if run.name in read else run for run in runs]
-        if sound and self.base.tune.trials_of is None:  # settings that change no loss are what is tried there
+        if sound and self.base.tune.trials_of is None:  # trials of settings may differ in what changes no loss
             pairs = [(one.reference, run) for one in agreements if one.tensors for run in one.runs]
             self.check_same(runs, repeated=set(map(frozenset, pairs)))
         asked.check_figures(runs)
@@ -100,7 +100,7 @@ class _Planner:
         )
 
     def plan_of(self, names: Collection[str]) -> Plan | None:
-        """Of these runs alone; None where that takes the plan of all."""
+        """A plan of these runs alone; None if it needs all runs."""
         choices = {choice.name: choice for choice in choices_of(self.loaded)}
         found: dict[str, Run | None] = {}
         waiting = set(names)
@@ -118,7 +118,7 @@ class _Planner:
         return self.plan_for(runs, tokenizers)
 
     def plan_for(self, runs: list[Run], tokenizers: dict[str, str]) -> Plan:
-        """Without exports and agreements."""
+        """A plan without exports and agreements."""
         return Plan(
             name=str(self.base.experiment),
             experiment=self.base,
@@ -131,17 +131,17 @@ class _Planner:
         )
 
     def own_parent(self, run: Run) -> str | None:
-        """The run of this experiment that it continues from."""
+        """The run's parent, if it is in this experiment."""
         experiment, name, _ = split(run.config.continue_from) if run.config.continue_from else ("", "", None)
         return name if experiment == self.base.experiment else None
 
     def has_tokenizer_of_another(self, run: Run) -> bool:
-        """Whether a recipe has a tokenizer that may be fetched with the model of another run."""
+        """Whether a recipe's tokenizer may have to be fetched with another run's model."""
         model = run.config.models[run.model]
         return bool(not model.has_source and model.tokenizer) and model.tokenizer not in self.base.tokenizers
 
     def with_parents(self, runs: list[Run], choices: list[Choice]) -> list[Run]:
-        """The runs; those that continue from another's checkpoint know which one."""
+        """The runs, with parents attached to those that continue from another run."""
         if not any(run.config.continue_from for run in runs):
             return runs
         by_name = {choice.name: choice for choice in choices}
@@ -156,7 +156,8 @@ class _Planner:
         return Parents(str(self.base.experiment), runs, list(by_name), self.results, complain).join()
 
     def check_same(self, runs: list[Run], repeated: Collection[frozenset[str]]) -> None:
-        """Two runs with one identity would train the same thing twice. `repeated`: where that is the point of them."""
+        """Refuse runs with the same identity, which would train the same thing twice. `repeated`: pairs that do so on
+        purpose."""
         seen: dict[str, Run] = {}
         for run in runs:
             key = run.texts["run"]
@@ -177,15 +178,15 @@ class _Planner:
             )
 
     def corpus_tokenizers(self, runs: list[Run]) -> dict[str, str | None]:
-        """For each corpus the one tokenizer that all its runs agree on; None where tokens come without one."""
+        """For each corpus the tokenizer that all its runs agree on; None if it consists of tokens without one."""
         given: dict[str, str | None] = {}
-        found: dict[str, dict[str, str]] = {}  # corpus -> tokenizer -> a model that asks for it
+        found: dict[str, dict[str, str]] = {}  # corpus -> tokenizer -> a model that needs it
         for run in runs:
             model = run.config.models[run.model]
             for corpus in run.corpora:
                 wanted = run.config.corpora[corpus]
                 if wanted.has_examples:
-                    given[corpus] = None  # a template makes tokens of them, run by run
+                    given[corpus] = None  # tokenized by a template, run by run
                     continue
                 asked = wanted.tokenizer or model.tokenizer or (model.hf if wanted.source else None)
                 if asked is None and wanted.source is None:
@@ -204,7 +205,7 @@ class _Planner:
 
 
 def over_budget(runs: Collection[Run], exports: Collection[str], budget: Budget, results: Path) -> dict[str, str]:
-    """What exceeds the budget, by key, as far as costs are known before preflight."""
+    """Exceeded budgets by key, as far as costs are known before preflight."""
     if budget.gpu_hours is None and budget.disk is None:
         return {}
     earlier = costs.history(results)
@@ -222,7 +223,7 @@ def over_budget(runs: Collection[Run], exports: Collection[str], budget: Budget,
 
 
 def unkept(run: Run, wanted: Literal["all"] | Along | None) -> str | None:
-    """Why checkpoints that are to be exported along the training won't be there."""
+    """Why checkpoints won't be there for exports during the training; None if they will."""
     last = run.run.training.get("train_iters")
     kept = planned_steps(run.launch.checkpoint, last)
     if not isinstance(wanted, Along) or not kept or last is None:
@@ -241,7 +242,7 @@ class Asked:
     """Checks requests other than training: exports, evaluation, agreements, figures, a published table."""
 
     def __init__(self, experiment: Experiment, problems: Problems, left_out: Collection[str] = ()):
-        """`left_out`: names that may be asked for, of runs that there aren't."""
+        """`left_out`: names of runs that are left out, which may still be requested."""
         self.experiment = experiment
         self.problems = problems
         self.left_out = left_out
@@ -250,7 +251,7 @@ class Asked:
         return self.matching(("export", "runs"), self.experiment.export.runs, names)
 
     def matching(self, path: Place, patterns: list[str], names: list[str]) -> list[str]:
-        """The runs that match names or glob patterns, in the runs' order; a pattern without a match is a problem."""
+        """The runs that match names or glob patterns, in the order of runs; a pattern without a match is a problem."""
         found = set()
         for pattern in patterns:
             matched = fnmatch.filter(names, pattern)
@@ -365,7 +366,8 @@ class Asked:
 
 
 def column_problem(figure: Figure, swept: Iterable[str]) -> tuple[str, str] | None:
-    """The key of a figure that names no column, and why; None where all do. `swept`: the keys of the sweep."""
+    """The key of a figure that names an unknown column, and the problem; None if all are known. `swept`: keys of the
+    sweep."""
     planned = (name for name in documents.COLUMNS if name not in ("tokens", "state", "why"))
     known = dict.fromkeys([*metrics.columns(figure.data), *planned, *metrics.columns("runs"), *swept])
     for key in ("x", "y", "value", "hue", "dash", "facet", "over"):

@@ -1,8 +1,9 @@
-"""The experiment that `snakemake prove` runs: does stopping and resuming change what a run trains?
+"""The experiment of `snakemake prove`: does stopping and resuming change what a run trains?
 
-It is an experiment like any other, with results and a store of its own. Its runs are short versions of the user's run:
-`whole` trains N + M steps in one go; `resumed` N, is stopped, and M more; one for each further layout continues from
-the checkpoint of `resumed`; and a twin of `whole` measures what rounding can do. An agreement compares them.
+It is an ordinary experiment with its own results and store, whose runs are short versions of the user's run: `whole`
+trains N + M steps in one go; `resumed` trains N, is stopped, and trains M more; for each further layout, a run
+continues from the checkpoint of `resumed`; and a twin of `whole` measures the effect of rounding. An agreement compares
+them.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from megaboa.records import Tree
 
 WHOLE, RESUMED = "whole", "resumed"
 STOP = "overrides.train.exit_interval"
-# Sections that belong to the user's runs and their report.
+# Sections that only concern the user's own runs and their report.
 NOT_TAKEN = (
     "sweep",
     "report",
@@ -42,11 +43,11 @@ NOT_TAKEN = (
     "prove",
     "tune",
 )
-RESOLVED = ("training", "optimizer", "schedule")  # where an expression would have another value in another layout
+RESOLVED = ("training", "optimizer", "schedule")  # sections whose expressions would have other values in another layout
 
 
 def experiment(loaded: LoadedExperiment, results: Path | str = "results") -> tuple[Tree, list[str]]:
-    """Its keys, and what it can't prove, a sentence each. Raises ConfigError where nothing can be proven."""
+    """The experiment's tree, and sentences about what it can't prove. Raises ConfigError if nothing can be proven."""
     choice = chosen(loaded, "prove", loaded.experiment.prove.run)
     run = next(one for one in make_plan(loaded, results, only=(choice.name,)).runs if one.name == choice.name)
     if run.config.continue_from:
@@ -76,7 +77,7 @@ def experiment(loaded: LoadedExperiment, results: Path | str = "results") -> tup
 
 
 def chosen(loaded: LoadedExperiment, section: str, wanted: str | None) -> Choice:
-    """The run that `<section>.run` names; else the first."""
+    """The run named by `<section>.run`, or else the first one."""
     choices = {choice.name: choice for choice in choices_of(loaded)}
     if wanted is None:
         return next(iter(choices.values()))
@@ -86,7 +87,7 @@ def chosen(loaded: LoadedExperiment, section: str, wanted: str | None) -> Choice
 
 
 def _base(loaded: LoadedExperiment, choice: Choice, run: Run) -> Tree:
-    """What all runs of the proof have in common: the user's run, for N + M steps, with its own learning rates."""
+    """The common part of all runs of the proof: the user's run for N + M steps, with its own learning rates."""
     tree = {name: value for name, value in overlay(loaded.raw, choice.values).items() if name not in NOT_TAKEN}
     for section in RESOLVED:
         asked = getattr(run.config, section)
@@ -97,7 +98,7 @@ def _base(loaded: LoadedExperiment, choice: Choice, run: Run) -> Tree:
     tree["training"]["train_iters"] = proven.steps + proven.more
     if last is not None and run.config.schedule.decay_iters is None:
         tree["schedule"]["decay_iters"] = last
-    # Saved after N and after N + M steps, in whatever layout it is read; what a stop leaves is a checkpoint.
+    # Saves after N and N + M steps, readable in any layout. A stop always leaves a checkpoint.
     unused = ("keep_last", "keep_every", "local")
     kept = {name: value for name, value in (tree.get("checkpoint") or {}).items() if name not in unused}
     tree["checkpoint"] = {**kept, "save_interval": proven.steps}
@@ -127,7 +128,7 @@ def _with_legs(base: Tree, run: Run, layouts: dict[str, Tree], unproven: list[st
 
 
 def _another_layout(loaded: LoadedExperiment, base: Tree, run: Run, results: Path | str) -> tuple[str, Tree, str]:
-    """The first layout that is legal: its name and values, or why there is none."""
+    """The first other legal layout: its name and values, or the reason why there is none."""
     why = []
     for label, values in _candidates(run):
         tree = _with_legs(base, run, {label: values}, [])

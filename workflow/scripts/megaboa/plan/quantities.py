@@ -1,4 +1,4 @@
-"""The numbers that expressions may name, for one run: read from its tree, derived from others, or unknown."""
+"""The numbers that expressions can use, for one run: read from its tree, derived from others, or unknown."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from megaboa.config.formula import FormulaError, Number
 from megaboa.layout import DENSE
 from megaboa.records import Tree
 
-# Values that other quantities are derived from, but that expressions don't name.
+# Values that other quantities are derived from, but that expressions can't name.
 _HIDDEN = {"nodes": "resources.nodes", "gpus_per_node": "resources.gpus_per_node"}
 _KEYS = {**{name: key for name, key in formula.NAMES.items() if key}, **_HIDDEN}
 _BY_KEY = {key: name for name, key in _KEYS.items()}
 
 
 class UnknownQuantityError(FormulaError):
-    """A number that only the recipe knows, or that is not set."""
+    """A number that isn't set, or that only the recipe knows."""
 
 
 class Quantities:
-    """Looks numbers up by name, resolving expressions as they are met; a cycle is an error.
+    """Values of names, with expressions resolved on demand; a cycle is an error.
 
-    `own_defaults` says whether a key that is not set has our default (else the recipe decides).
+    `own_defaults`: whether unset keys have our defaults (for a recipe, it decides).
     """
 
     def __init__(self, raw: Tree, own_defaults: bool, params: Callable[[], int]):
@@ -48,14 +48,14 @@ class Quantities:
         return self.known[name]
 
     def get(self, name: str) -> Number | None:
-        """The number, or None if it is unknown before the recipe runs."""
+        """The number, or None if only the recipe knows it."""
         try:
             return self(name)
         except UnknownQuantityError:
             return None
 
     def value(self, key: str, given: Any) -> Number:
-        """A key's value, its expression calculated: whole where the key is, rounded up."""
+        """The value of a key with its expression calculated; rounded up if the key is a whole number."""
         number = formula.evaluate(given, self) if isinstance(given, str) else given
         return math.ceil(number) if keys.formula_keys()[key] else float(number)
 
@@ -87,7 +87,7 @@ class Quantities:
 
 
 def resolve(raw: Tree, quantities: Quantities) -> tuple[Tree, list[tuple[str, str]]]:
-    """The tree with numbers in place of expressions, and for each expression that fails its key and why."""
+    """The tree with numbers instead of expressions, and the key and error of each expression that fails."""
     result, problems = raw, []
     for key in keys.formula_keys():
         section, _, field = key.partition(".")
@@ -109,7 +109,7 @@ def _sentence(error: FormulaError) -> str:
 
 
 def overlay(tree: Tree, values: dict[tuple[str, ...], Any]) -> Tree:
-    """A tree with some values set; it shares unchanged parts with the old tree, which is not modified."""
+    """A copy of a tree with some values set. Unchanged parts are shared with the original, which isn't modified."""
     result = dict(tree)
     fresh = {(): result}
     for path, value in values.items():

@@ -1,6 +1,6 @@
-"""What the workflow's jobs ask of a machine or a cluster, in Snakemake's words: the values of their `resources:`.
+"""Resources of the workflow's jobs on a machine or a cluster: values for `resources:` in Snakemake's rules.
 
-What depends on a run or a model is a function of the job's wildcards.
+Values that depend on a run or a model are functions of the job's wildcards.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from megaboa.plan.shared import Shared
 from megaboa.scheduler.answers import Size, Where
 from megaboa.scheduler.registry import cluster
 
-Asked = dict[str, Any]  # the name of a resource: a value, or a function of the wildcards
+Asked = dict[str, Any]  # resource -> value, or function of the wildcards
 
 
 class JobResources:
     def __init__(self, shared: Shared, submits: bool):
-        """`submits`: whether jobs are submitted here; else this is one of them."""
+        """`submits`: whether this process submits jobs; otherwise it is a job itself."""
         self.plan, self.shared, self.submits = shared.plan, shared, submits
         self.on_gpus = shared.plan.experiment.device == "cuda"
 
     def of(self, run: str) -> Resources:
-        """What the experiment says."""
+        """The resources of a run in the experiment."""
         return self.shared.runs[run].config.resources
 
     def cores(self, run: str) -> int:
-        """On one node."""
+        """Cores of a run's ranks on one node."""
         return self.of(run).gpus_per_node * self.of(run).cpus_per_rank
 
     def training(
         self, rule: str, spares: bool = False, run_of: Callable[[Any], str] = lambda wildcards: wildcards.run
     ) -> Asked:
-        """One allocation for all ranks of a run. `spares`: with the nodes that wait to take another one's place."""
+        """One allocation for all ranks of a run. `spares`: plus the nodes that can replace others."""
 
         def nodes(run: str) -> int:
             return self.of(run).nodes + (self.of(run).spare_nodes if spares else 0)
@@ -64,14 +64,13 @@ class JobResources:
         }
 
     def trials(self, rule: str) -> Asked:
-        """One allocation for all settings that `snakemake tune` tries: all have the ranks of the user's run."""
+        """One allocation for all trials of `snakemake tune`, which have the same ranks as the user's run."""
         return self.training(rule, run_of=lambda wildcards: self.shared.plan.runs[0].name)
 
     @property
     def calibrated(self) -> str:
-        """The run in whose place the machine is measured: the one with most GPUs per node, of several nodes if there is
-        one, and of no more than are needed.
-        """
+        """The run whose allocation is used for calibration: with the most GPUs per node, preferably on several nodes,
+        but on as few as possible."""
 
         def worth(run: Run) -> tuple[int, int, int]:
             asked = run.config.resources
@@ -83,9 +82,9 @@ class JobResources:
         return self.training(rule, run_of=lambda wildcards: self.calibrated)
 
     def options(self, run: str, rule: str, spares: bool = False) -> str:
-        """What the scheduler is told about a run besides its size: what must end before it, the user's own."""
+        """Further scheduler options for a run: the jobs that it waits for, and the user's own."""
         asked = self.of(run)
-        waits = self.shared.on_cluster and self.submits  # the job itself would find itself
+        waits = self.shared.on_cluster and self.submits  # a job would find itself
         return cluster().options(
             asked.slurm_extra,
             returns=True,
@@ -95,7 +94,7 @@ class JobResources:
         )
 
     def import_cores(self, model: str) -> int:
-        """Of the ranks that import a model, on one node."""
+        """Cores of the ranks that import a model, on one node."""
         if self.plan.models[model].conversion.ranks == 1:
             return 1
         return self._import_ranks(model) * self.shared.first_run_of(model).config.resources.cpus_per_rank
@@ -110,7 +109,7 @@ class JobResources:
         return self._by_ranks(asked, models, lambda wildcards: self.shared.runs[wildcards.run].model)
 
     def _by_ranks(self, asked: Asked, models: Iterable[str], model_of: Callable[[Any], str]) -> Asked:
-        """Several ranks are an allocation, as for training."""
+        """Resources for a conversion; several ranks get an allocation, as in training."""
         if all(self.plan.models[model].conversion.ranks == 1 for model in models):
             return asked
 
@@ -127,25 +126,24 @@ class JobResources:
         return asked
 
     def along(self) -> Asked:
-        """Of exports of several checkpoints, and of their evaluations where there are any."""
+        """Resources for exports of several checkpoints, and for their evaluations, if there are any."""
         asked, wanted = self.exports(), self.plan.experiment.evaluate
         return asked | self.evaluation() if wanted.command else asked
 
     def evaluation(self) -> Asked:
-        """As a conversion, and what the experiment asks for."""
+        """Resources for an evaluation: those of a conversion, plus the experiment's."""
         wanted = self.plan.experiment.evaluate
         return {**self._conversion(lambda wildcards: wildcards.run, wanted.slurm_extra), "runtime": wanted.runtime}
 
     def _import_ranks(self, model: str) -> int:
-        """On one node."""
+        """Ranks of a model's import on one node."""
         asked = self.plan.models[model].conversion
         return asked.ranks // asked.nodes
 
     def _conversion(self, run_of: Callable[[Any], str], own: str | None = None) -> Asked:
-        """What a conversion takes besides memory, for the run that `run_of` finds for its wildcards; `own`: the user's
-        options.
+        """Resources of a conversion besides memory. `run_of`: the run for given wildcards; `own`: the user's options.
 
-        A model for GPUs is made of Transformer Engine's modules, also where it is only converted: that needs a GPU.
+        A model for GPUs is built from Transformer Engine's modules, so even its conversion needs a GPU.
         """
         one_gpu = (lambda wildcards: 1) if self.on_gpus and self.shared.on_cluster else None
         asked = cluster().resources(
@@ -157,7 +155,7 @@ class JobResources:
         return {**({"gpu_machine": 1, "gpus_in_flight": 1} if self.on_gpus else {}), **asked}
 
     def _where(self, run_of: Callable[[Any], str]) -> Callable[[Any], Where] | None:
-        """Partition and account of a run's training: the experiment's, else the profile's; none without a cluster."""
+        """Partition and account of a run's training: the experiment's or the profile's; None without a cluster."""
         if not self.shared.on_cluster:
             return None
         usual = cluster().where(self.shared.profile)

@@ -1,4 +1,4 @@
-"""Runs that would start from step 0 although the store has unfinished work of theirs: an edit must not lose it."""
+"""Runs that would start from step 0 although the store has unfinished work of theirs, which edits must not abandon."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class UnfinishedWorkError(Exception):
 
 
 def split(given: Mapping[str, Any]) -> tuple[Tree, list[str]]:
-    """`--config` without `restart`, and the runs that this names."""
+    """`--config` without `restart`, and the runs that `restart` names."""
     asked = given.get(KEY, [])
     names = asked if isinstance(asked, list) else str(asked).split(",")
     return {key: value for key, value in given.items() if key != KEY}, [str(name).strip() for name in names]
 
 
 def check(plan: Plan, results: str, restart: list[str]) -> list[str]:
-    """The runs that restart on request; an error if another one would restart."""
+    """The runs that restart on request; raises an error if any other run would restart."""
     names = [run.name for run in plan.runs]
     for name in restart:
         if name != "all" and name not in names:
@@ -37,7 +37,7 @@ def check(plan: Plan, results: str, restart: list[str]) -> list[str]:
     for run in plan.runs:
         folder = run.folder(results, plan.name)
         if folder.is_in_place:
-            continue  # it begins with a checkpoint of its own
+            continue  # it continues from its own checkpoint
         if run.name not in told and (work := unfinished.other_work(folder)) and not is_trained(folder):
             found[run.name] = work
     if found:

@@ -1,9 +1,9 @@
-"""Which inputs make a job run again, where Snakemake's time stamps alone would rerun it needlessly.
+"""Inputs of rules, with those marked `ancient` whose time stamps alone would rerun jobs needlessly.
 
 The stages before a run's training (image, preflight, proof and index) are not part of its identity, so rebuilding them
-must not retrain the run. `ancient` marks an input whose time doesn't count. Alone it would be wrong: below a job that
-runs, Snakemake doesn't look for other reasons, so a run whose own file has changed would not be trained in the same
-call.
+must not retrain the run. `ancient` marks an input whose time doesn't count. Used always, it would be wrong: below a job
+that runs, Snakemake doesn't look for other reasons, so a run whose own file has changed would not be trained in the
+same call.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from megaboa.run.identity import is_trained
 
 
 class Planned:
-    """Files of the plan as inputs, by pattern. Of a dry run those that would change lie elsewhere."""
+    """The plan's files as inputs, by pattern. In a dry run, files that would change are elsewhere."""
 
     def __init__(self, results: str, preview: Mapping[str, str]):
         self.results, self.preview = results, preview
@@ -37,47 +37,47 @@ class Planned:
 
 
 class Inputs:
-    """Of the rules, by the names of runs, models and indexes."""
+    """Inputs of rules, by the names of runs, models and indexes."""
 
     def __init__(self, shared: Shared, planned: Callable[[str], str], ancient: Callable[[str], str]):
-        """`planned`: where a file of the plan lies, as this call looks at it."""
+        """`planned`: the path of a plan's file in this call."""
         self.shared, self.planned, self.ancient = shared, planned, ancient
         self._trained: dict[str, bool] = {}
 
     def before_training(self, run: str) -> list[str]:
-        """All that a run's job waits for, but for its own file. One function, as Snakemake takes longer to call one
-        than that takes, for each of ten thousand runs."""
+        """All inputs of a run's training but its own document. A single function, because calling several takes
+        Snakemake longer than their work, for each of ten thousand runs."""
         made = self.shared.run_inputs(self.shared.runs[run])
         return [*made, *self.image(run), *self.preflight(run), *self.index(run), *self.import_proof(run)]
 
     def preflight(self, run: str) -> list[str]:
-        """That of the image too, where there is one."""
+        """Results of preflight, including the one in the image, if there is one."""
         return [self._before_training(run, path) for path in self.shared.preflights]
 
     def import_proof(self, run: str) -> list[str]:
         return [self._before_training(run, path) for path in self.shared.import_proof(self.shared.runs[run])]
 
     def index(self, run: str) -> list[str]:
-        """Other than preflight not every run has one."""
+        """The index of a run's data; not every run has one."""
         return [self._before_training(run, path) for path in self.shared.index_manifest(self.shared.runs[run])]
 
     def image(self, run: str) -> list[str]:
-        """None if ranks run in this Python. A trained run knows its image by digest, not by time stamp; only an image
-        made in this call may have a new digest.
-        """
+        """The image; empty if ranks run in this Python. A trained run knows its image by digest, not by time stamp;
+        only an image made in this call may have a new digest."""
         return [
             self._before_training(run, path) if self._image_is_made else path for path in self.shared.image_manifest
         ]
 
     def image_of_conversion(self, manifest: str) -> list[str]:
-        """As `image`: rebuilding the same image doesn't repeat conversions made in it."""
+        """The image as an input of conversions: rebuilding the same image doesn't repeat conversions made in it."""
         return [
             self.ancient(path) if self._image_is_made and _is_made_in(manifest, path) else path
             for path in self.shared.image_manifest
         ]
 
     def preflight_of_index(self, name: str) -> str:
-        """No index is made for runs that Bridge refuses, and none is made again because preflight ran again."""
+        """Preflight as an input of an index: it must precede the index, but an index isn't repeated because preflight
+        ran again."""
         inputs = [*self.shared.index_inputs(name), self.planned(f"specs/indexes/{name}.json")]
         preflight = str(self.shared.paths.preflight)
         return self.ancient(preflight) if _is_newer(self.shared.paths.index(name), inputs) else preflight
@@ -94,13 +94,13 @@ class Inputs:
 
     @functools.cached_property
     def _image_is_made(self) -> bool:
-        """Whether its manifest exists, matches the present specification, and describes the existing file."""
+        """Whether the image's manifest exists, matches the present specification, and describes the existing file."""
         image = self.shared.paths.image
         return _is_newer(image, [self.planned("specs/image.json")]) and as_recorded(read(Image, image))
 
 
 def _is_newer(manifest: Path, inputs: Iterable[str]) -> bool:
-    """As Snakemake would see it, if it looked."""
+    """Whether a file is up to date by Snakemake's own criterion."""
     paths = [Path(path) for path in inputs]
     if not all(path.exists() for path in [manifest, *paths]):
         return False
@@ -108,6 +108,6 @@ def _is_newer(manifest: Path, inputs: Iterable[str]) -> bool:
 
 
 def _is_made_in(manifest: str, image: str) -> bool:
-    """Whether a conversion is there and took place in the image of this manifest; older ones don't say."""
+    """Whether a conversion exists and was made in this image; older manifests don't say."""
     path = Path(manifest)
     return path.exists() and read_json(path).get("image") == list(read(Image, Path(image)).marks)

@@ -1,4 +1,4 @@
-"""What the plan knows of a run, for the rules: keys of the experiment, and the model's Hugging Face config."""
+"""The plan's facts about a run for the rules, from keys of the experiment and the model's Hugging Face config."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ from megaboa.scheduler.registry import cluster
 
 
 def facts_of(config: Experiment, quantities: Quantities, hf_config: Tree | None) -> Facts:
-    """Of a recipe's run only what the file says: the rest is left to preflight, which has the recipe's own
-    configuration."""
+    """The facts of a run. For a recipe only what the file says; preflight has the recipe's own configuration."""
     model = config.models[str(config.model)]
     if model.recipe is not None:
         return Facts(
@@ -52,7 +51,7 @@ def facts_of(config: Experiment, quantities: Quantities, hf_config: Tree | None)
 
 
 def _kind_of_recipe(recipe: str) -> str:
-    """A file that doesn't say is left to preflight."""
+    """The kind of a recipe's model. If a recipe file doesn't declare it, preflight will find it."""
     if recipe.endswith(".py"):
         return (model_kinds.in_file(recipe)[0] or model_kinds.BY_NAME[model_kinds.GPT]).name
     functions = bridge_recipes.functions("recipes")
@@ -120,7 +119,7 @@ def _profile(config: Experiment) -> dict[str, Any]:
 
 
 def _profiling(config: Experiment) -> Profiling:
-    """Where an override profiles the training itself, it has the steps and ranks of `profile`."""
+    """Steps and ranks of `profile`, in case an override profiles the training itself."""
     begin, end = config.profile.steps
     return Profiling(start=begin - 1, end=end - 1, ranks=tuple(config.profile.ranks))
 
@@ -134,7 +133,7 @@ def _cluster(config: Experiment, recipe: str | None = None) -> Cluster:
         gpu=resources.gpu,
         tasks_per_node=cluster().tasks_per_node(resources.slurm_extra),
         max_connections=config.launch.environment.get("CUDA_DEVICE_MAX_CONNECTIONS"),
-        # What an image has is not known here.
+        # an image's programs aren't known here
         has_nsys=has_nsys(config.profile.tool) if config.image.runtime == "none" else None,
         tuned_for=bridge_recipes.tuned_for(recipe),
     )
@@ -145,7 +144,7 @@ def _kernels(hf_config: Tree | None) -> Kernels:
 
 
 def _model(hf_config: Tree | None, tokenizer_vocab: int | None, pretrained: bool) -> Model:
-    """A Hugging Face config in our words. Its vocabulary (else the tokenizer's) is not padded."""
+    """Facts of a Hugging Face config. The vocabulary (the config's, or else the tokenizer's) isn't padded."""
     if hf_config is None:
         return Model(tokenizer_vocab=tokenizer_vocab, pretrained=pretrained)
     c = with_defaults(hf_config)
@@ -164,7 +163,7 @@ def _model(hf_config: Tree | None, tokenizer_vocab: int | None, pretrained: bool
         kv_groups=None if latent else c.get("num_key_value_heads") or heads,
         head_dim=c.get("head_dim") or (hidden // heads if hidden and heads else None),
         vocab_size=vocabulary,
-        vocab_multiple=math.gcd(vocabulary or 0, 128),  # Bridge's converters say so
+        vocab_multiple=math.gcd(vocabulary or 0, 128),  # as Bridge's converters do it
         max_length=c.get("max_position_embeddings"),
         tied=tied,
         qk_norm=has_qk_norm(c),
@@ -186,7 +185,7 @@ def _model(hf_config: Tree | None, tokenizer_vocab: int | None, pretrained: bool
 
 
 def _sparse_layers(c: Tree) -> tuple[bool, ...] | None:
-    """Which layers have experts; None: all."""
+    """For each layer whether it has experts; None if all have."""
     layers, step = range(c.get("num_hidden_layers") or 0), c.get("decoder_sparse_step") or 1
     dense = {*(c.get("mlp_only_layers") or []), *range(c.get("first_k_dense_replace") or 0)}
     sparse = tuple((layer + 1) % step == 0 and layer not in dense for layer in layers)
@@ -194,7 +193,8 @@ def _sparse_layers(c: Tree) -> tuple[bool, ...] | None:
 
 
 def alone(config: Experiment, name: str | None) -> Facts:
-    """A model's facts and its batch, without a layout; LookupError where they can't be told from the experiment."""
+    """A model's facts and its batch, without a layout; raises LookupError if the experiment alone doesn't determine
+    them."""
     chosen = name or config.model or (next(iter(config.models)) if len(config.models) == 1 else None)
     if chosen not in config.models:
         raise LookupError(f"model: {chosen} is not one of {', '.join(config.models)}: say which, with --model")
@@ -215,7 +215,7 @@ def alone(config: Experiment, name: str | None) -> Facts:
 
 
 def hf_config_of(model: Tree) -> Tree | None:
-    """A model's Hugging Face config; None where it isn't known before the model is fetched, or a recipe's."""
+    """A model's Hugging Face config; None for a recipe, or if it isn't known before the model is fetched."""
     if model.get("config") is not None:
         return dict(model["config"])
     if model.get("hf") is not None and is_local(model["hf"]):
@@ -224,8 +224,7 @@ def hf_config_of(model: Tree) -> Tree | None:
 
 
 def known_facts(run: Run, folder: ExperimentFolder) -> Facts | None:
-    """Of a recipe's run the plan knows only what the file says, and preflight the rest. None where it was another run
-    when preflight read it."""
+    """The run's facts; for a recipe those from preflight, or None if preflight read another version of the run."""
     if not run.run.is_recipe:
         return run.facts
     found = read_if_there(Preflight, folder.preflight)

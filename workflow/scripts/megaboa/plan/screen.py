@@ -1,6 +1,6 @@
-"""A call's summary of its plan: the screen at the end of a dry run, and training's requests to a cluster.
+"""Summary of a call's plan: the screen of a dry run, and the requests of training to a cluster.
 
-The screen has the runs, what is swept, jobs by kind, hours and warnings.
+The screen shows the runs, swept keys, jobs by kind, hours and warnings.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from megaboa.plan.plan import Plan, Run
 from megaboa.run.recovery import wall_seconds
 
 LINES = 40
-SWEPT = 5  # keys that are named
-WIDTH = 110  # of a line that lists names
-DETAILS = "-p --quiet host"  # also under a profile that is quiet about jobs
-FEWEST = 3  # warnings that are shown however long the rest is
+SWEPT = 5  # number of keys that are named
+WIDTH = 110  # width of a line that lists names
+DETAILS = "-p --quiet host"  # options that show jobs even under a quiet profile
+FEWEST = 3  # minimum number of warnings, however long the rest is
 
 Range = tuple[float, float]
 
 
 @dataclass(frozen=True)
 class Job:
-    """A job that a call would do. `of` is the run, model or corpus that it is for, '' where there is only one."""
+    """A job that a call would run. `of`: the run, model or corpus that it is for; empty if there is only one."""
 
     kind: str
     of: str
@@ -38,11 +38,11 @@ class Kind:
     """The jobs of one rule."""
 
     count: int = 0
-    reasons: dict[str, dict[str, None]] = field(default_factory=dict)  # with the names that have it, in order
+    reasons: dict[str, dict[str, None]] = field(default_factory=dict)  # reason -> names of the jobs, in order
 
 
 def lines(plan: Plan, jobs: Collection[Job], submission: Sequence[str], everything: bool = False) -> list[str]:
-    """The screen. `submission`: what training asks of a cluster; `everything`: no warning is left out."""
+    """The lines of the screen. `submission`: what training asks of a cluster; `everything`: show all warnings."""
     order = {run.name: index for index, run in enumerate(plan.runs)}
     rows = table(sorted(jobs, key=lambda job: order.get(job.of, 0)), list(dict.fromkeys(job.kind for job in jobs)))
     shown = [heading(plan), *swept(plan), "", *rows, *submission]
@@ -67,7 +67,7 @@ def warnings(plan: Plan) -> list[str]:
 
 
 def swept(plan: Plan) -> list[str]:
-    """The keys in which the runs differ, with their values."""
+    """The keys in which runs differ, with their values."""
     values: dict[str, dict[str, None]] = {}
     for run in plan.runs:
         for key, value in run.values.items():
@@ -80,7 +80,7 @@ def swept(plan: Plan) -> list[str]:
 
 
 def table(jobs: Iterable[Job], order: Iterable[str]) -> list[str]:
-    """A line for each rule: how many jobs, and why."""
+    """A line for each rule: the number of jobs, and the reasons."""
     kinds = {name: Kind() for name in order}
     for job in jobs:
         kind = kinds[job.kind]
@@ -95,7 +95,7 @@ def table(jobs: Iterable[Job], order: Iterable[str]) -> list[str]:
 
 
 def _why(kind: Kind) -> str:
-    """The reasons; names only where not all jobs of the kind have the same one."""
+    """The reasons, with names if jobs have different ones."""
     if len(kind.reasons) == 1:
         (reason, names), *_ = kind.reasons.items()
         return f"{reason}: {some_of(list(names))}" if reason and any(names) else reason
@@ -107,7 +107,7 @@ def _value(value: Any) -> str:
 
 
 def _fitting(names: Sequence[str], width: int) -> str:
-    """As many as fit in a line, and how many more there are."""
+    """As many names as fit into the width, and the number of others."""
     text = ""
     for index, name in enumerate(names):
         longer = f"{text}, {name}" if text else name
@@ -121,22 +121,22 @@ def _fitting(names: Sequence[str], width: int) -> str:
 class Submission:
     """The training jobs that a call would submit; `ranks` are GPUs, or processes on the CPU."""
 
-    runs: int  # of the plan, trained ones too
+    runs: int  # in the plan, including trained ones
     jobs: int  # one for each run that isn't trained yet
-    nodes: int = 0  # of the largest job, as ranks_per_node
+    nodes: int = 0  # of the largest job, like ranks_per_node
     ranks_per_node: int = 0
-    spares: int = 0  # nodes of it that wait
-    alike: bool = True  # whether all jobs are of that size
+    spares: int = 0  # its spare nodes
+    alike: bool = True  # whether all jobs have that size
     ranks: int = 0  # of all jobs together
     wall_seconds: Range = (0, 0)  # of a job: shortest and longest
     hours: float = 0.0  # rank-hours, if each job uses up its wall time once
-    estimated: int = 0  # runs whose seconds per step are given; what follows is about these
-    links: Range | None = None  # jobs that a run needs, one after the other
+    estimated: int = 0  # runs with known seconds per step; the following refers to these
+    links: Range | None = None  # number of consecutive jobs that a run needs
     expected_hours: float = 0.0
 
 
 def submission(runs: Collection[Run], trained: Collection[str] = ()) -> Submission:
-    """Sum up the runs that are still to be trained; `trained` are the names of the others."""
+    """Totals of the runs that still need training; `trained`: names of the others."""
     wanted = [run for run in runs if run.name not in trained]
     if not wanted:
         return Submission(len(runs), 0)
@@ -191,7 +191,7 @@ def _ranks(asked: Resources) -> int:
 
 
 def _held(asked: Resources) -> int:
-    """With what waits on spare nodes."""
+    """GPUs that a job holds, including those on spare nodes."""
     return (asked.nodes + asked.spare_nodes) * asked.gpus_per_node
 
 

@@ -1,6 +1,7 @@
-"""What the runs of an experiment share: corpora, tokenizers, models. Each is made once, by a job of its own, from a
-specification that the plan writes. A specification says all that the job must know, so that an edited experiment reruns
-just the jobs whose own part has changed.
+"""What the runs of an experiment share: corpora, tokenizers, models.
+
+Each of them is made once, by its own job, from a specification written by the plan. A specification contains everything
+that the job needs to know, so that an edited experiment only reruns jobs whose own part has changed.
 """
 
 from __future__ import annotations
@@ -56,20 +57,21 @@ from megaboa.scheduler.registry import cluster
 Reference = dict[str, str]
 NO_PROFILE: Mapping[str, str] = MappingProxyType({})
 
-CONVERSION_MB = 3000  # what importing torch, transformers and Megatron takes: 0.8 GB, and some room
-MODEL_FILES = ("*.json", "*.safetensors", "*.model", "*.txt", "*.tiktoken", "chat_template*")  # of a local folder
-UNKNOWN_PARAMS = 8_000_000_000  # of a model that is yet to be fetched
+CONVERSION_MB = 3000  # for importing torch, transformers and Megatron: 0.8 GB, with some margin
+MODEL_FILES = ("*.json", "*.safetensors", "*.model", "*.txt", "*.tiktoken", "chat_template*")  # in a local folder
+UNKNOWN_PARAMS = 8_000_000_000  # assumed for a model that isn't fetched yet
 
 
 def environment() -> Environment:
-    """What the ranks run in, where no image is used."""
+    """The ranks' environment if they use no image."""
     content = Environment(runtime="none", python=platform.python_version(), packages=dict(_packages()))
     return replace(content, digest=files.digest(plain(content)))
 
 
 @functools.cache
 def _packages() -> Mapping[str, str]:
-    """Of this Python, with their versions. Only the head of what each says of itself is read: some say a book."""
+    """The packages of this Python, with their versions. Only the head of each metadata file is read, as some are very
+    long."""
     found = {}
     for package in importlib.metadata.distributions():
         text = package.read_text("METADATA") or package.read_text("PKG-INFO") or package.read_text("") or ""
@@ -80,7 +82,7 @@ def _packages() -> Mapping[str, str]:
 
 
 def expanded(path: str) -> str:
-    """A path with `~` as the home folder that it stands for; anything else as it is."""
+    """A path with `~` expanded; anything else unchanged."""
     return os.path.expanduser(path)  # noqa: PTH111 (a pattern or an id is no path)
 
 
@@ -93,17 +95,17 @@ def pairs_of(corpus: Corpus) -> tuple[Pair, ...]:
 
 
 def files_of(corpus: Corpus) -> list[str]:
-    """The files of a corpus; none for a source that isn't a file."""
+    """The files of a corpus; empty if its source isn't a file."""
     if corpus.source is None:
         return pairs.paths(pairs_of(corpus))
     return sources.paths(expanded_source(corpus.source))
 
 
 class Shared:
-    """The stages before training, as the plan's runs need them."""
+    """The stages before training, as needed by the plan's runs."""
 
     def __init__(self, plan: Plan, results: Path | str = "results", profile: Mapping[str, str] = NO_PROFILE):
-        """`profile` is what the Snakemake profile's default-resources say."""
+        """`profile`: the Snakemake profile's default-resources."""
         self.plan = plan
         self.profile = profile
         self.folder = Path(results) / plan.name
@@ -115,12 +117,12 @@ class Shared:
 
     @functools.cached_property
     def runs(self) -> dict[str, Run]:
-        """The plan's, by name."""
+        """The plan's runs, by name."""
         return {run.name: run for run in self.plan.runs}
 
     @property
     def converted_models(self) -> list[str]:
-        """Those that are imported, and those that several ranks export."""
+        """Models that are imported, or that several ranks export."""
         by_ranks = {self.runs[name].model for name in self.plan.exports}
         by_ranks = {name for name in by_ranks if self.plan.models[name].conversion.ranks > 1}
         return [name for name in self.sourced_models if name in self.imported_models or name in by_ranks]
@@ -135,12 +137,12 @@ class Shared:
 
     @property
     def image_manifest(self) -> list[str]:
-        """A run trained in an image waits for it, and is another run in another image."""
+        """The image as an input: a run waits for its image, and becomes another run in another image."""
         return [str(self.paths.image)] if self.plan.experiment.image.runtime != "none" else []
 
     @property
     def preflights(self) -> list[str]:
-        """What a run must have passed before it asks for a GPU."""
+        """Results of preflight, which a run must pass before it requests a GPU."""
         inside = [str(self.paths.preflight_in_image)] if self.image_manifest else []
         return [str(self.paths.preflight), *inside]
 
@@ -159,37 +161,37 @@ class Shared:
 
     @property
     def reported(self) -> list[str]:
-        """What the report needs; it shows missing results of other stages as such."""
+        """What the report needs. It shows missing results of other stages as missing."""
         return [str(self.paths.image), *self.metrics, *self.verifications, *self.index_manifests]
 
     @property
     def tensors(self) -> list[str]:
-        """What came of comparing checkpoints, where an agreement asks for it."""
+        """The comparison of checkpoints, if an agreement asks for it."""
         return [str(self.paths.tensors)] if self._tensors().agreements else []
 
     @property
     def tried(self) -> list[str]:
-        """What has to be there before settings are tried, where the runs are settings."""
+        """Inputs of trials, if the runs are settings to try."""
         if not self.plan.experiment.tune.trials_of:
             return []
         return list(dict.fromkeys(path for run in self.plan.runs for path in self.run_inputs(run)))
 
     @property
     def compared(self) -> list[str]:
-        """The manifests of the runs whose checkpoints are compared."""
+        """The manifests of runs whose checkpoints are compared."""
         groups = self._tensors().agreements
         names = dict.fromkeys(name for one in groups for name in (one.reference, *one.runs, *one.twins))
         return [str(self.paths.run(name).train_manifest) for name in names]
 
     @property
     def compared_mb(self) -> int:
-        """Memory for two tensors at a time. Those of all layers may be one: it could be most of the model."""
+        """Memory for two tensors. One may contain all layers, and thus most of the model."""
         models = {self.runs[Path(path).parent.name].model for path in self.compared}
         return max((self.conversion_mb(model, copies=2) for model in models), default=CONVERSION_MB)
 
     @property
     def baselines(self) -> list[str]:
-        """Bundles, and of results folders the plan: what the report is made again for."""
+        """Inputs for which the report is remade: bundles, and the plans of results folders."""
         asked = self.plan.experiment.report.baseline
         paths = [Path(path) for path in (asked.paths if asked else ())]
         return [str(ExperimentFolder(path).plan if path.is_dir() else path) for path in paths]
@@ -204,7 +206,7 @@ class Shared:
 
     @property
     def along_runs(self) -> list[str]:
-        """Runs that are exported along their training."""
+        """Runs that are exported during their training."""
         return self.plan.exports if self.plan.experiment.export.checkpoints else []
 
     @property
@@ -229,7 +231,7 @@ class Shared:
 
     @functools.cached_property
     def indexes(self) -> dict[str, list[Run]]:
-        """The runs that share an index of their data, by its name."""
+        """Runs by the name of the index of their data, which they share."""
         found: dict[str, list[Run]] = {}
         for run in self.plan.runs:
             if run.launch.index:
@@ -237,7 +239,7 @@ class Shared:
         return found
 
     def write(self) -> None:
-        """Write the specifications whose content has changed, and remove obsolete ones."""
+        """Write the specifications that have changed, and remove obsolete ones."""
         wanted = dict(self.texts())
         for path, text in wanted.items():
             files.write_if_changed(self.folder / path, text)
@@ -246,12 +248,12 @@ class Shared:
                 path.unlink()
 
     def texts(self) -> Iterator[tuple[str, str]]:
-        """The specifications: names below the experiment's results."""
+        """Texts of the specifications, by their names below the experiment's results."""
         for path, spec in self.specifications().items():
             yield f"specs/{path}", files.canonical(spec)
 
     def specifications(self) -> dict[str, Tree]:
-        """As they are written."""
+        """Contents of the specifications."""
         specs: dict[str, Record] = {
             f"tokenizers/{name}.json": self._tokenizer(name) for name in self.plan.experiment.tokenizers
         }
@@ -269,7 +271,7 @@ class Shared:
         return {name: plain(spec) for name, spec in specs.items()}
 
     def tokenizer_inputs(self, reference: Reference | None) -> list[str]:
-        """The manifest that must be there before a tokenizer can be used."""
+        """The manifest that a tokenizer needs, if it is one that is made here."""
         return [reference["manifest"]] if reference and "manifest" in reference else []
 
     def corpus_tokenizer(self, corpus: str) -> Reference | None:
@@ -281,32 +283,32 @@ class Shared:
         return self._reference(named) if named else None
 
     def corpus_inputs(self, corpus: str) -> list[str]:
-        """The files whose change makes a corpus out of date, and the tokenizer that must be there."""
+        """The files whose change makes a corpus outdated, and the tokenizer that it needs."""
         asked = self.plan.experiment.corpora[corpus]
         texts = [*files_of(asked), *([expanded(asked.filter)] if asked.filter else [])]
         return [*texts, *self.tokenizer_inputs(self.corpus_tokenizer(corpus))]
 
     def shards(self, corpus: str) -> int:
-        """Jobs that a corpus is tokenized by; the first records are taken by one."""
+        """Number of jobs that tokenize a corpus; one job if only the first records are used."""
         return 1 if self.corpora[corpus].limit else self.corpora[corpus].shards
 
     def shard_mb(self, corpus: str) -> int:
-        """Memory of a shard's job: a little, and for one document of the largest size (20 times that: measured)."""
+        """Memory of a shard's job: a base, and 20 times the size of the largest document (measured)."""
         return 1000 + 20 * self.corpora[corpus].max_document_mb
 
     def conversion_mb(self, model: str, copies: float) -> int:
-        """Memory of a job that holds a model's weights so many times in fp32, and what Python and torch take."""
+        """Memory of a job with this many fp32 copies of a model's weights, plus Python and torch."""
         return CONVERSION_MB + self._weights_mb(model, copies)
 
     def import_mb(self, model: str, shared: float, whole: float = 0) -> int:
-        """Memory per node of a model's ranks: of the weights they share some copies, and one rank has others whole if a
-        host can hold them."""
+        """Memory per node for a model's ranks: `shared` copies are divided among them, and one rank has `whole` copies,
+        if a host can hold them."""
         asked = self.plan.models[model].conversion
         per_node, whole = asked.ranks // asked.nodes, whole if self._is_held(model) else 0
         return per_node * CONVERSION_MB + self._weights_mb(model, shared / asked.nodes + whole)
 
     def export_mb(self, run: str, copies: float, proves: bool = False) -> int:
-        """Of an export's job, one process or ranks of a model; `proves`: one of them holds transformers' model."""
+        """Memory of an export's job. `proves`: one process also holds transformers' model."""
         model = self.runs[run].model
         if self.plan.models[model].conversion.ranks == 1:
             return self.conversion_mb(model, copies if self._is_held(model) or not proves else copies - 1)
@@ -325,7 +327,7 @@ class Shared:
         return params or UNKNOWN_PARAMS
 
     def _found(self, model: str) -> int | None:
-        """The parameters of a model that was fetched already."""
+        """Number of parameters of a model that has been fetched."""
         source = read_if_there(ModelSource, self.paths.model(model).source)
         return source and source.params
 
@@ -334,7 +336,7 @@ class Shared:
 
     def shard_manifests(self, corpus: str) -> list[str]:
         if self.corpora[corpus].megatron is not None or self.corpora[corpus].has_examples:
-            return []  # nothing is tokenized
+            return []  # there is nothing to tokenize
         shards = self.shards(corpus)
         return [str(self.paths.corpus(corpus).shard(shard, shards)) for shard in range(shards)]
 
@@ -345,7 +347,7 @@ class Shared:
         return files_of(self.plan.experiment.corpora[made.train_on])
 
     def model_inputs(self, model: str) -> list[str]:
-        """The files of a model in a local folder, and the tokenizer that must be there."""
+        """The files of a model in a local folder, and the tokenizer that it needs."""
         folder = Path(self.plan.models[model].hf or "").expanduser()
         local = {path for pattern in MODEL_FILES for path in folder.glob(pattern)}
         found = [str(path) for path in sorted(local) if path.is_file()] if self.plan.models[model].hf else []
@@ -353,36 +355,36 @@ class Shared:
 
     @property
     def preflight_inputs(self) -> list[str]:
-        """Architectures and tokenizers, without weights and text."""
+        """Inputs of preflight: architectures and tokenizers, but neither weights nor text."""
         models = [str(self.paths.model(name).source) for name in self.sourced_models]
         recipes = [name for name in self.plan.models if name not in self.sourced_models]
         return [*models, *(path for name in recipes for path in self.tokenizer_inputs(self.model_tokenizer(name)))]
 
     def import_proof(self, run: Run) -> list[str]:
-        """Nothing is trained from weights that are not proved to be the model's."""
+        """The proof that imported weights are the model's, without which nothing is trained."""
         return [str(self.paths.model(run.model).proof)] if run.model in self.imported_models else []
 
     def index_manifest(self, run: Run) -> list[str]:
         return [str(self.paths.index(run.launch.index))] if run.launch.index else []
 
     def index_inputs(self, name: str) -> list[str]:
-        """Corpora, and the tokenizer that knows where a document ends."""
+        """Inputs of an index: corpora, and the tokenizer, which knows the end of a document."""
         return self._data_inputs(self.indexes[name][0])
 
     def run_inputs(self, run: Run) -> list[str]:
-        """The manifests of what a run reads, but for the index of its data."""
+        """The manifests of everything that a run reads, except the index of its data."""
         manifests = self._data_inputs(run)
         if run.model in self.imported_models:
             manifests.append(str(self.paths.model(run.model).imported))
         parent = run.run.parent
-        # What a run itself was before is in its own file, and no job makes it.
+        # For a run that continues in place, its own document has its earlier state, and no job makes that.
         if parent and (parent.experiment, parent.run) != (self.plan.name, run.name):
             family = ExperimentFolder(self.folder.parent / parent.experiment)
             manifests.append(str(family.run(parent.run).train_manifest))
         return manifests
 
     def _data_inputs(self, run: Run) -> list[str]:
-        """The manifests of corpora that are what their sources say, and of the tokenizer."""
+        """The manifests of verified corpora, and of the tokenizer."""
         data = [self.paths.corpus(corpus) for corpus in run.corpora]
         manifests = [str(path) for corpus in data for path in (corpus.manifest, corpus.verification)]
         if run.model not in self.sourced_models:
@@ -398,14 +400,15 @@ class Shared:
         return {"kind": "path", "path": expanded(named)}
 
     def _image(self) -> ImageAsked:
-        """The image of the ranks; where there is none, this Python."""
+        """The ranks' image, or else this Python."""
         wanted = image_specs.wanted(self.plan.experiment)
         return ImageAsked(container=wanted) if wanted else ImageAsked(**vars(environment()))
 
     def _inside(self) -> InsideAsked:
-        """This Python, for jobs other than ranks; and how to start others in the image, if there is one.
+        """This Python, for all jobs but ranks, and how to start processes in the image, if there is one.
 
-        Not in image.json: another partition, or a package of the login node, does not change the image.
+        It is separate from image.json, because another partition, or a package of the login node, doesn't change the
+        image.
         """
         inside = image_specs.inside(self.plan.experiment, self.profile)
         return InsideAsked(**vars(environment()), container=inside)
@@ -458,7 +461,7 @@ class Shared:
         )
 
     def _conversion(self, model: str) -> ConversionSpec:
-        """How a model is imported, and by how many ranks: no input of the import, as it changes no weight."""
+        """How a model is imported, and by how many ranks. This is no input of the import, as it changes no weight."""
         run = self.first_run_of(model)
         asked = self.plan.models[model].conversion
         return ConversionSpec(
@@ -472,7 +475,7 @@ class Shared:
         )
 
     def _index(self, name: str) -> IndexSpec:
-        """Any of the runs will do to build it: what they have in common decides."""
+        """An index. Any of its runs can build it, because it depends only on what they have in common."""
         runs = self.indexes[name]
         return IndexSpec(
             name=name,
@@ -483,7 +486,7 @@ class Shared:
         )
 
     def _export(self, run: str) -> ExportSpec:
-        """The push target is not part of the identity."""
+        """An export, without the push target, which is not part of the identity."""
         return ExportSpec(
             run=run, **self.plan.experiment.export.model_dump(include={"checkpoint", "file_gb", "license"})
         )
@@ -499,10 +502,10 @@ class Shared:
         )
 
     def _runs(self) -> RunsSpec:
-        """All runs in their order; a file, as ten thousand names don't fit on a command line.
+        """All runs in order. They are in a file, because ten thousand names don't fit on a command line.
 
-        With what each is: a job that is about all runs has this input and not ten thousand, which Snakemake would look
-        through for every job that needs its output.
+        Digests of the runs are included, so that a job for all runs has this one input instead of ten thousand, which
+        Snakemake would look through for every job that needs its output.
         """
         sweep = self.plan.experiment.sweep
         return RunsSpec(
@@ -512,9 +515,9 @@ class Shared:
         )
 
     def _costs(self) -> CostsSpec:
-        """What preflight adds up, and what doesn't make it run again.
+        """Inputs of preflight's costs, in a file that doesn't make preflight run again.
 
-        Below a job that runs, Snakemake looks for no other reasons: one more export would need a second call.
+        Below a job that runs, Snakemake doesn't look for other reasons, so one more export would need a second call.
         """
         return CostsSpec(exports=tuple(self.plan.exports), budget=Budget(**self.plan.experiment.budget.model_dump()))
 

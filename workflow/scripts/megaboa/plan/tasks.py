@@ -1,4 +1,4 @@
-"""Fine-tuning in the plan: what a run's identity holds of it, and what it can't do."""
+"""Fine-tuning in the plan: its part of a run's identity, and its restrictions."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from megaboa.records import Tree
 NO_TEMPLATE = "none"
 OF_ADAPTERS = ("rank", "alpha", "dropout", "targets")
 ADAPTERS = ("lora", "dora")
-# Of `data`: what says how text is cut into samples, or masked.
+# Keys of `data` for how text is cut into samples, or masked.
 OF_TEXT = ("validation_sets", "reset_position_ids", "reset_attention_mask", "eod_mask_loss", "fim")
 
 
 def spec(config: Experiment) -> Tree:
-    """For run.json; with the text of the template, so that a later change of its file is another run."""
+    """The section for run.json. It includes the template's text, so that changing the template's file makes it another
+    run."""
     wanted = config.tuning
     found = {"template": _text(wanted.template), "loss_on": wanted.loss_on, "pack": wanted.pack}
     if config.task in ADAPTERS:
@@ -27,7 +28,7 @@ def spec(config: Experiment) -> Tree:
 
 
 def facts(config: Experiment) -> Tree:
-    """What of a run's facts is of its adapters."""
+    """The facts about a run's adapters."""
     if config.task not in ADAPTERS:
         return {}
     wanted, magnitudes = config.tuning, config.task == "dora"
@@ -45,7 +46,7 @@ def _text(template: str | None) -> str | None:
 
 
 def problems(config: Experiment, model: str) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Keys, and what is wrong with them."""
+    """Restrictions that the run violates: keys and problems."""
     data = config.data.model_dump()
     used = blends.corpora(data)
     examples = [name for name in used if name in config.corpora and config.corpora[name].has_examples]
@@ -116,7 +117,7 @@ def _model_problems(config: Experiment, model: str) -> Iterator[tuple[tuple[str,
 
 
 def changes_random_weights(config: Experiment, model: str) -> bool:
-    """Such adapters can be timed, and nothing else: no checkpoint holds what they change."""
+    """Whether adapters change random weights. They can only be timed, because no checkpoint has the weights."""
     return config.task in ADAPTERS and config.models[model].init == "scratch" and config.continue_from is None
 
 

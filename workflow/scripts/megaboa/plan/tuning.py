@@ -1,8 +1,8 @@
-"""The experiment that `snakemake tune` runs: which settings of a run are the fastest?
+"""The experiment of `snakemake tune`: which settings of a run are the fastest?
 
-It is an experiment like any other, with results of its own. Its runs are the settings to try: the user's run for a few
-steps from random weights, in every legal layout that fits, as far as `tune.settings` allows. They are not trained by a
-job each: one job tries them in turn (run/tuning.py).
+It is an ordinary experiment with its own results, whose runs are the settings to try: the user's run for a few steps
+from random weights, in every legal layout that fits, as far as `tune.settings` allows. They aren't trained by a job
+each: a single job tries them in turn (run/tuning.py).
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from megaboa.plan.run_facts import known_facts
 from megaboa.records import Tree
 
 PRECISION, MICRO_BATCH = "training.precision", "training.micro_batch_size"
-WARMUP = 3  # steps in which kernels are chosen and memory is set aside
-# Whatever makes no step faster or slower, and what only makes sense in a whole run.
+WARMUP = 3  # steps in which kernels are selected and memory is allocated
+# Sections that don't affect the speed, or only make sense in a complete run.
 NOT_TAKEN = (*proof.NOT_TAKEN, "continue_from", "schedule", "recovery", "checkpoint")
 
 
 @dataclass(frozen=True)
 class Option:
-    """A candidate together with values of `tune.also`. `values`: how it differs from the user's run."""
+    """A candidate combined with values of `tune.also`. `values`: its differences from the user's run."""
 
     name: str
     candidate: Candidate
     values: Tree
-    kind: str = ""  # which values of `tune.also`
+    kind: str = ""  # the values of `tune.also`
 
 
 def experiment(loaded: LoadedExperiment, results: Path | str = "results") -> tuple[Tree, list[str]]:
-    """Its keys, and what to say of it, a sentence each. Raises ConfigError where nothing can be tried."""
+    """The experiment's tree, and sentences about it. Raises ConfigError if there is nothing to try."""
     choice = proof.chosen(loaded, "tune", loaded.experiment.tune.run)
     run = next((one for one in make_plan(loaded, results, only=(choice.name,)).runs if one.name == choice.name), None)
     if run is None:
@@ -66,14 +66,14 @@ def experiment(loaded: LoadedExperiment, results: Path | str = "results") -> tup
 
 
 def _with_values(known: Facts, values: Tree) -> Facts:
-    """A recipe's facts with these keys of the experiment, as far as they are facts: precision and overrides."""
+    """A recipe's facts with these keys of the experiment applied, as far as they are facts: precision and overrides."""
     named = {key.removeprefix("overrides."): value for key, value in values.items() if key.startswith("overrides.")}
     precision = values.get(PRECISION, known.training.precision)
     return with_overrides(replace(known, training=replace(known.training, precision=precision)), named)
 
 
 def _nothing_lost(option: Option) -> Tree:
-    """A sweep's run needs a key: the user's own setting has its own micro-batch."""
+    """An option's values for the sweep, where each run needs a key: the user's own setting repeats its micro-batch."""
     return option.values or {MICRO_BATCH: option.candidate.facts.training.mbs}
 
 
@@ -85,7 +85,7 @@ def _base(loaded: LoadedExperiment, run: Run, raw: Tree) -> Tree:
         tree[section] = {name: getattr(asked, name) for name in tree.get(section) or {}}
     tree["training"].pop("train_tokens", None)
     tree["training"] |= {"train_iters": WARMUP + tune.steps, "eval_iters": 0}
-    # Random weights are as fast as any, and nothing has to be imported.
+    # Random weights have the same speed, and need no import.
     tree["models"] = {
         name: value if value.get("recipe") else {**value, "init": "scratch"} for name, value in tree["models"].items()
     }
@@ -99,7 +99,7 @@ def _base(loaded: LoadedExperiment, run: Run, raw: Tree) -> Tree:
 
 
 def _options(loaded: LoadedExperiment, tree: Tree, run: Run, known: Facts) -> tuple[str, list[Option]]:
-    """The user's own, of which this much is `known`, and all that may be tried, most promising first."""
+    """The name of the user's own option (with facts `known`), and all options, most promising first."""
     also = loaded.experiment.tune.also
     every = [dict(zip(also, values, strict=True)) for values in itertools.product(*also.values())]
     combinations = [{key: one[key] for key in one if one[key] != _own_value(run, known, key)} for one in every]
@@ -108,7 +108,7 @@ def _options(loaded: LoadedExperiment, tree: Tree, run: Run, known: Facts) -> tu
     if runs:
         read = proof.read_back({**tree, "sweep": {"skip_illegal": True, "runs": runs}})
         planned = {one.name: one.facts for one in make_plan(replace(read, machine_gpus=loaded.machine_gpus)).runs}
-        if run.run.is_recipe:  # of which the plan has no facts
+        if run.run.is_recipe:  # the plan has no facts of its own
             planned = {name: _with_values(known, values) for name, values in runs.items() if name in planned}
         facts += [(values, planned[name]) for name, values in runs.items() if name in planned]
     found: dict[str, Option] = {}
@@ -125,12 +125,12 @@ def _options(loaded: LoadedExperiment, tree: Tree, run: Run, known: Facts) -> tu
 
 
 def _own_value(run: Run, known: Facts, key: str) -> object:
-    """What the user's run has; None where that is not set, or not known of a recipe."""
+    """The user's run's value for a key; None if it isn't set, or unknown for a recipe."""
     section, _, name = key.partition(".")
     if section == "overrides":
         return run.config.overrides.get(name)
     asked = getattr(run.config, section, None)
-    if run.run.is_recipe and name not in getattr(asked, "model_fields_set", ()):  # it has only default values
+    if run.run.is_recipe and name not in getattr(asked, "model_fields_set", ()):  # attributes would only be defaults
         return {PRECISION: known.training.precision, MICRO_BATCH: known.training.mbs}.get(key)
     return getattr(asked, name, None)
 
@@ -140,7 +140,7 @@ def _label(key: str, value: object) -> str:
 
 
 def _first(options: list[Option], most: int, own: str) -> list[Option]:
-    """So many, with the user's own among them. Without predictions, some of each layout."""
+    """The first options, including the user's own. Without predictions, a selection from all layouts."""
     if options and all(option.candidate.seconds is None for option in options):
         options = _in_turns(options)
     kept = [option for option in options if option.name == own]
@@ -148,7 +148,8 @@ def _first(options: list[Option], most: int, own: str) -> list[Option]:
 
 
 def _in_turns(options: Iterable[Option]) -> list[Option]:
-    """The first of each layout with each of the further values, the second of each, and so on."""
+    """Options in rotation: the first of each combination of layout and further values, then the second of each, and so
+    on."""
     groups: dict[object, list[Option]] = {}
     for option in options:
         groups.setdefault((option.candidate.facts.layout, option.kind), []).append(option)

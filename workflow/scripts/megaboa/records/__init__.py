@@ -1,4 +1,4 @@
-"""What stages hand to each other: every record by its type, by subject; `base` reads and writes them."""
+"""The records that stages hand to each other, by subject; `base` reads and writes them."""
 
 from megaboa.records.attempts import *
 from megaboa.records.base import *

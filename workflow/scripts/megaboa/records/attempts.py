@@ -1,4 +1,4 @@
-"""What happened to a run: the lines of attempts.jsonl and steps.jsonl, and what ranks leave for their supervisor."""
+"""The history of a run: lines of attempts.jsonl and steps.jsonl, and records that ranks leave for their supervisor."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from megaboa.records.base import IF_SET, NOT_WRITTEN, Event, Range, Record, even
 
 @dataclass(frozen=True, kw_only=True)
 class Code(Record):
-    """The library as an attempt found it; `commit` and `changed` where git knows."""
+    """The library's code as an attempt found it; `commit` and `changed` are None if git doesn't know."""
 
     commit: str | None = None
     changed: bool | None = None
@@ -27,7 +27,7 @@ class RanOn(Record):
     environment: str | None = None  # digest of Python's version and of all packages
     bridge: str | None = None
     code: Code | None = None
-    attempts: tuple[int, ...] = field(default=(), metadata=IF_SET)  # in summaries: the attempts that ran with these
+    attempts: tuple[int, ...] = field(default=(), metadata=IF_SET)  # in summaries: the attempts with this software
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class Called(Event):
     event = "call"
     job: str | None = None
     restarts: int | None = None
-    excluded: tuple[str, ...] | None = None  # nodes that the user keeps the job away from
+    excluded: tuple[str, ...] | None = None  # nodes that the user excluded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,15 +49,15 @@ class AttemptStart(Event):
     job: str | None = None
     restarts: int | None = None  # of the job
     nodes: tuple[str, ...] = ()
-    spares: tuple[str, ...] = field(default=(), metadata=IF_SET)  # the job's other nodes, which wait
-    unused: tuple[str, ...] = field(default=(), metadata=IF_SET)  # and those that spares have replaced: it holds them
+    spares: tuple[str, ...] = field(default=(), metadata=IF_SET)  # the job's other nodes, on standby
+    unused: tuple[str, ...] = field(default=(), metadata=IF_SET)  # nodes replaced by spares, still held by the job
     world_size: int = 1
     resumed_from: int = 0
-    parent: str | None = None  # `<experiment>/<run>@<step>`, where it begins with another run's checkpoint
+    parent: str | None = None  # `<experiment>/<run>@<step>`, if it starts from another run's checkpoint
     skipped: tuple[Range, ...] = ()
     image: str | None = None
     ran_on: RanOn | None = None
-    before: dict[str, float] = field(default_factory=dict, metadata=IF_SET)  # what came first, in seconds: `BEFORE`
+    before: dict[str, float] = field(default_factory=dict, metadata=IF_SET)  # seconds by part of `BEFORE`
 
 
 Outcome = Literal["completed", "failed", "interrupted"]
@@ -72,13 +72,13 @@ class AttemptEnd(Event):
     cause: Cause | None = None
     action: Action | None = None
     detail: str | None = None
-    rank: int | None = None  # the one to blame, where it is known
+    rank: int | None = None  # the rank to blame, if known
     bad_nodes: tuple[str, ...] = ()
-    first_step: int | None = None  # done in this attempt; None: none
+    first_step: int | None = None  # first step done in this attempt; None if it did none
     last_step: int | None = None
-    # Its ranks began with the copies of this step on their nodes, which are newer than the checkpoint of its start.
+    # The step of the copies on the nodes that the ranks started from, if these were newer than `resumed_from`.
     local: int | None = field(default=None, metadata=IF_SET)
-    repeated: int = field(default=0, metadata=IF_SET)  # steps that an earlier attempt had done, and this one began with
+    repeated: int = field(default=0, metadata=IF_SET)  # steps of an earlier attempt that this one repeated
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +91,7 @@ class Left(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Cancelled(Event):
-    """Cancelled while no ranks ran."""
+    """The job was cancelled while no ranks ran."""
 
     event = "cancelled"
     detail: str | None = None
@@ -108,7 +108,7 @@ class Unhealthy(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Distrusted(Event):
-    """A checkpoint was set aside; `unread`: only because ranks failed to load it."""
+    """A checkpoint was set aside; `unread`: only because ranks failed to load it, not because its files changed."""
 
     event = "distrust"
     iteration: int
@@ -127,7 +127,7 @@ class Trusted(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class LeftOut(Event):
-    """A loss spike's batches are left out from now on."""
+    """The batches of a loss spike are skipped from now on."""
 
     event = "skip"
     steps: Range
@@ -135,33 +135,33 @@ class LeftOut(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class NodeTrouble(Event):
-    """<store>/nodes/<cluster>/<node>.jsonl: what a run met on a node."""
+    """A line of <store>/nodes/<cluster>/<node>.jsonl: a trouble that a run had with a node."""
 
     event = "trouble"
-    what: str  # run/node_memory.py has them, with their weights
+    what: str  # a key of the weights in run/node_memory.py
     detail: str = ""
     run: str | None = None  # `<experiment>/<run>`
     attempt: int | None = None
 
 
-BEFORE = ("health_check", "checkpoint", "environment")  # looked at by the supervisor, before it starts ranks
+BEFORE = ("health_check", "checkpoint", "environment")  # done by the supervisor before it starts the ranks
 
-# --- attempts/NN/steps.jsonl: what the last rank saw ------------------------------------------------------------------
+# --- attempts/NN/steps.jsonl: events seen by the last rank ------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepEvent(Event):
-    attempt: int = field(default=0, metadata=NOT_WRITTEN)  # not in the file: its folder says so
+    attempt: int = field(default=0, metadata=NOT_WRITTEN)  # not in the file, because its folder says it
 
 
-# `keeper`: the process that ranks are forked from has imported Bridge, if there is one, maybe before the attempt began;
-# `built`: a checkpoint is read, too. After these comes `train_start`: the data's index is there.
+# `keeper`: the process that ranks are forked from, if there is one, has imported Bridge, perhaps before the attempt
+# started. `built`: the checkpoint is loaded too. `train_start` follows, when the data's index is there.
 PHASES = ("keeper", "started", "imported", "verified", "configured", "connected", "model", "built")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Phase(StepEvent):
-    """How far the start of the ranks has come: `PHASES`."""
+    """A phase of the ranks' start, one of `PHASES`, has ended."""
 
     event = "phase"
     phase: str
@@ -187,7 +187,7 @@ class Step(StepEvent):
     grad_norm: float | None = None
     lr: float | None = None
     tokens: int | None = None  # of this step
-    skipped: bool = False  # by fp16's loss scaling
+    skipped: bool = False  # its update was skipped by fp16's loss scaling
     losses: dict[str, float] = field(default_factory=dict)
 
 
@@ -213,7 +213,7 @@ class Saved(StepEvent):
     event = "save"
     step: int
     seconds: float | None = None
-    local: bool = field(default=False, metadata=IF_SET)  # a copy on the nodes
+    local: bool = field(default=False, metadata=IF_SET)  # to copies on the nodes, not to a checkpoint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,8 +227,7 @@ class TrainEnd(StepEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class RankEnd(Record):
-    """attempts/NN/end/<rank>.json: the step at which a rank's training ended, and its peak GPU memory, in
-    bytes."""
+    """attempts/NN/end/<rank>.json: the step at which a rank's training ended, and its peak GPU memory in bytes."""
 
     step: int
     peak_allocated: int | None = field(default=None, metadata=IF_SET)
@@ -237,7 +236,7 @@ class RankEnd(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Found(Record):
-    """found.json: what only ranks can know: a recipe's own settings, and versions installed where they run."""
+    """found.json: facts that only the ranks know: a recipe's own settings, and what installed versions support."""
 
     train_iters: int | None = None
     saves: bool = True
@@ -248,14 +247,14 @@ class Found(Record):
 class BetweenNodes(Record):
     """A node's connections to the others in the health check."""
 
-    reached: bool  # the first node, where all meet
-    missing: tuple[int, ...] = ()  # numbers of the nodes that didn't come
+    reached: bool  # whether it reached the first node, where all nodes meet
+    missing: tuple[int, ...] = ()  # numbers of the nodes that didn't arrive
     error: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeHealth(Record):
-    """attempts/NN/health/<node>.json: what a node's check has found."""
+    """attempts/NN/health/<node>.json: the result of a node's health check."""
 
     node: str
     number: int
@@ -263,12 +262,12 @@ class NodeHealth(Record):
     problems: tuple[str, ...]
     stage: Literal["local", "done"]
     collective: BetweenNodes
-    measured: dict[str, Any]  # by what was tested
+    measured: dict[str, Any]  # by test
 
 
 @dataclass(frozen=True, kw_only=True)
 class StandbyOrder(Record):
-    """attempts/NN/standby/go: what the ranks that wait there are to run, for the next attempt."""
+    """attempts/NN/standby/go: the order for a standby step to start the ranks of the next attempt."""
 
     command: tuple[str, ...]
     logs: str
@@ -277,7 +276,7 @@ class StandbyOrder(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointShare(Record):
-    """attempts/NN/verified/<node>.json: checksums of those files of a checkpoint that this node has read."""
+    """attempts/NN/verified/<node>.json: checksums of the share of a checkpoint's files that this node has read."""
 
     digests: dict[str, str] = field(default_factory=dict)
 
@@ -287,14 +286,16 @@ class CheckpointMark(Record):
     """complete.json of a checkpoint: its save is finished. Markers of older versions have neither sizes nor time."""
 
     iteration: int | None = None
-    files: dict[str, int] = field(default_factory=dict)  # sizes
+    files: dict[str, int] = field(default_factory=dict)  # sizes in bytes
     time: float | None = field(default=None, metadata=IF_SET)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LocalName(Record):
-    """local-copies.json: the name under which nodes keep their copies of the run. Those of another name count no more,
-    nor do those of attempts before `since`."""
+    """local-copies.json: the name under which nodes keep their copies of the run.
+
+    Copies under another name, or of attempts before `since`, no longer count.
+    """
 
     name: str
     since: int = 1
@@ -302,11 +303,11 @@ class LocalName(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class LocalPart(Record):
-    """<rank>.json next to <rank>.pt on a node: what a rank has saved there is complete."""
+    """<rank>.json next to <rank>.pt on a node: marks a rank's copy there as complete."""
 
     iteration: int
     rank: int
-    attempt: int  # parts of different attempts don't fit together
+    attempt: int  # parts of different attempts can't be combined
     world_size: int
     bytes: int
     sha256: str
@@ -314,17 +315,17 @@ class LocalPart(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class LocalBeginning(Record):
-    """attempts/NN/local.json: the ranks begin with the copies of this step on their nodes."""
+    """attempts/NN/local.json: the ranks start from the copies of this step on their nodes."""
 
     iteration: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Holder(Record):
-    """claims/<number>.json: who trains a run. Older claims name neither user, cluster nor machine."""
+    """claims/<number>.json: the process that trains a run. Older claims name neither user, cluster nor machine."""
 
     host: str
-    machine: str | None = None  # this boot of it, and the set of process numbers
+    machine: str | None = None  # identifies the machine's boot and PID namespace
     pid: int
     user: str | None = None
     job: str | None = None
@@ -333,13 +334,15 @@ class Holder(Record):
     time: float | None = None
 
 
-PACES_BYTES = 32_768  # of paces.jsonl, at first
+PACES_BYTES = 32_768  # of the tail of paces.jsonl that is read at first
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pace(Event):
-    """A line of attempts/NN/paces.jsonl, after a save: the seconds of each rank for the same product of matrices; NaN:
-    it could not be measured, as where a GPU has no memory left."""
+    """A line of attempts/NN/paces.jsonl, written after a save: each rank's seconds for the same matrix product.
+
+    NaN: it could not be measured, for example because a GPU had no memory left.
+    """
 
     event = "pace"
     step: int
@@ -354,13 +357,15 @@ STEPS = {kind.event: kind for kind in (Phase, TrainStart, Step, Evaluated, Teste
 
 
 def read_ledger(path: str | Path) -> list[Event]:
-    """What happened to a run, oldest first. Incomplete lines, and events of unknown kinds, are left
-    out."""
+    """The events of a run's ledger, oldest first, without incomplete lines and unknown kinds."""
     return events(LEDGER, files.read_jsonl(path), path)
 
 
 def read_paces(path: str | Path, last: int | None = None) -> list[Pace]:
-    """Oldest first, all or the last so many; none where there is no file. A line of many ranks is long."""
+    """The lines of a paces.jsonl, oldest first: all, or the `last` ones. None if there is no file.
+
+    Only the tail is read for the `last` ones, because lines of many ranks are long.
+    """
     if last is None:
         return events({Pace.event: Pace}, files.read_jsonl(path), path)
     size, there = PACES_BYTES, Path(path).stat().st_size if Path(path).exists() else 0
@@ -374,5 +379,5 @@ def read_node_troubles(path: str | Path) -> list[NodeTrouble]:
 
 
 def read_steps(path: str | Path, attempt: int = 0) -> list[StepEvent]:
-    """What happened in an attempt, likewise."""
+    """The events of an attempt's steps.jsonl, oldest first, without incomplete lines and unknown kinds."""
     return events(STEPS, ({**line, "attempt": attempt} for line in files.read_jsonl(path)), path)

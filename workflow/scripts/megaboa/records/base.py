@@ -1,8 +1,8 @@
-"""What a record is, and the one place that reads and writes it.
+"""Definition of a record, and the one place that reads and writes records.
 
-A record is a JSON file or a line of one. Its class says which keys it has; a key with a default may be missing, as it
-is in files of older versions. A file without `version` has version 0; a version that a class doesn't know is refused.
-Keys that a class doesn't know are kept in `more`, and written again with the rest. Standard library only.
+A record is a JSON file, or a line of one. Its class defines the keys; a key with a default may be missing, as in files
+of older versions. A file without `version` has version 0; a version that a class doesn't know is refused. Keys that a
+class doesn't know are kept in `more`, and written back with the rest. Standard library only.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from typing import Any, ClassVar
 from megaboa import files
 from megaboa.errors import InputError
 
-Tree = dict[str, Any]  # keys and values as the user's YAML, Hugging Face or Bridge has them: not ours to list
+Tree = dict[str, Any]  # keys and values of the user's YAML, Hugging Face or Bridge, which have no record class here
 Range = tuple[int, int]  # first and last step
 
 
-AS_IT_IS = (Tree, str, int, float, bool)  # types whose values are JSON's
+AS_IT_IS = (Tree, str, int, float, bool)  # types that are the same in JSON
 
 
 class RecordError(InputError, ValueError):
-    """A file that can't be read as its record; the message names the file and the remedy."""
+    """A file that can't be read as a record of its class; the message names the file and the remedy."""
 
 
-IF_SET = {"only_if_set": True}  # of a field: written only where it isn't the default
+IF_SET = {"only_if_set": True}  # metadata of a field that is only written if it isn't the default
 NOT_WRITTEN = {"key": None}
 
 
@@ -40,13 +40,13 @@ NOT_WRITTEN = {"key": None}
 class Record:
     VERSION_KEY: ClassVar[str] = "version"
     VERSION: ClassVar[int] = 0  # raised with every change that older readers would misread
-    OLDEST: ClassVar[int] = 0  # raised where a file of an earlier version would be misread
+    OLDEST: ClassVar[int] = 0  # raised with every change after which files of earlier versions would be misread
     more: Tree = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Event(Record):
-    """A line that says what happened, and when (unix seconds)."""
+    """A line of a log of events, with its time in unix seconds."""
 
     event: ClassVar[str]
     time: float = field(default_factory=time.time)
@@ -57,7 +57,7 @@ def read[R: Record](kind: type[R], path: str | Path) -> R:
 
 
 def read_if_there[R: Record](kind: type[R], path: str | Path) -> R | None:
-    """None where there is no such file."""
+    """The record in a file, or None if there is no such file."""
     return read(kind, path) if Path(path).exists() else None
 
 
@@ -87,7 +87,7 @@ def parse[R: Record](kind: type[R], values: Any, source: str | Path) -> R:
 
 
 def _no_record(kind: type[Record], source: str | Path, why: str) -> RecordError:
-    if issubclass(kind, Event):  # a ledger can't be made again
+    if issubclass(kind, Event):  # a ledger can't be regenerated
         return RecordError(
             f"{source}: has a line {kind.event!r} that can't be read ({why}): repair or remove that line"
         )
@@ -95,7 +95,7 @@ def _no_record(kind: type[Record], source: str | Path, why: str) -> RecordError:
 
 
 def plain(record: Record) -> Tree:
-    """As JSON has it."""
+    """A record as the values of its JSON."""
     found = {} if not isinstance(record, Event) else {"event": record.event}
     for name, key, default, writer in _written(type(record)):
         value = getattr(record, name)
@@ -109,7 +109,7 @@ def line(event: Event) -> str:
 
 
 def events(kinds: Mapping[str, type[Event]], lines: Iterable[Tree], source: str | Path = "a ledger") -> list[Any]:
-    """Lines of a file as events."""
+    """Parsed lines as events; kinds that aren't in `kinds` are dropped."""
     return [parse(kinds[line["event"]], line, source) for line in lines if line.get("event") in kinds]
 
 
@@ -118,7 +118,7 @@ _ALWAYS = object()
 
 @functools.cache
 def _written(kind: type[Record]) -> list[tuple[str, str, Any, Callable[[Any], Any] | None]]:
-    """Of every field that is written: name, key in the file, default that is left out, conversion to JSON."""
+    """For every field that is written: its name, key in the file, default that is left out, and conversion to JSON."""
     hints = typing.get_type_hints(kind)
     keys = [(one, one.metadata.get("key", one.name)) for one in dataclasses.fields(kind) if one.name != "more"]
     return [
@@ -145,7 +145,7 @@ def _required(kind: type[Record]) -> list[tuple[str, str]]:
 
 @functools.cache
 def _readers(kind: type[Record]) -> dict[str, tuple[str, Callable[[Any], Any] | None]]:
-    """By key in the file: the field, and the function that converts JSON's value."""
+    """Key in the file -> the field's name and the function that converts the JSON value, if needed."""
     hints = typing.get_type_hints(kind)
     named = [one for one in dataclasses.fields(kind) if one.name != "more"]
     return {one.metadata.get("key") or one.name: (one.name, _reader(hints[one.name])) for one in named}
@@ -163,7 +163,7 @@ def _build[R: Record](kind: type[R], values: Tree) -> R:
 
 
 def _reader(hint: Any) -> Callable[[Any], Any] | None:
-    """None where no conversion is needed."""
+    """The function that converts a JSON value to this type; None if no conversion is needed."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if isinstance(hint, type) and issubclass(hint, Record):
         return functools.partial(_build, hint)

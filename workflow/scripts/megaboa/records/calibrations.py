@@ -1,4 +1,4 @@
-"""What one kind of GPU, driver and stack was measured to do: a calibration, from which step times are predicted."""
+"""A calibration: measurements of one kind of GPU, driver and software stack, for predictions of step times."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from megaboa.records.base import IF_SET, Record
 
 @dataclass(frozen=True, kw_only=True)
 class Point(Record):
-    """One measurement: what was done, in the units of its law, and how long it took."""
+    """One measurement: the work done, in the units of its law, and the time it took."""
 
     name: str
     work: float
@@ -20,16 +20,16 @@ class Point(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Law(Record):
-    """Seconds of a kernel: `latency + work / rate + values / moved + (groups - 1) * group`.
+    """The law for a kernel's seconds: `latency + work / rate + values / moved + (groups - 1) * group`.
 
-    Work is operations of a matrix product or of attention, bytes of a collective or of a pass over memory. Values are
-    the elements of a product's three matrices, or the scores of attention. Groups are the experts of a grouped product,
-    or the rows of attention, queries of all heads, in thousands.
+    Work counts the operations of a matrix product or of attention, or the bytes of a collective or a pass over memory.
+    Values are the elements of a product's three matrices, or the scores of attention. Groups are the experts of a
+    grouped product, or the thousands of attention rows (queries of all heads).
     """
 
     rate: float
     latency: float = 0.0
-    moved: float | None = None  # values per second; None: they cost nothing of their own
+    moved: float | None = None  # values per second; None: values cost no time of their own
     group: float = 0.0
     error: float | None = None  # median of |law / measured - 1| over the points
     points: tuple[Point, ...] = field(default=(), metadata=IF_SET)
@@ -41,8 +41,10 @@ class Law(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Link(Record):
-    """Collectives among the GPUs of a node, or between nodes; `rate` is the bandwidth per GPU that nccl-tests call bus
-    bandwidth. `ranks`: among how many it was measured."""
+    """Laws for collectives within a node, or between nodes, measured among `ranks` ranks.
+
+    `rate` is what nccl-tests call bus bandwidth, per GPU.
+    """
 
     ranks: int
     all_reduce: Law
@@ -54,7 +56,7 @@ class Link(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class HeldBack(Record):
-    """Errors of step times on data that the calibration was not fitted to."""
+    """Errors of predicted step times on data that the calibration was not fitted to."""
 
     data: str
     rows: int
@@ -64,20 +66,22 @@ class HeldBack(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration(Record):
-    """`products` by type: bf16 (and what else has 16 bits), fp8_current, fp8_delayed, fp8_blocks, mxfp8; `grouped`
-    likewise, for experts. `attention` is `forward` and `backward`.
+    """Laws for kernels and collectives, and times that the host needs to launch kernels.
 
-    What the host takes to start kernels, forward and backward: `layer` of a dense layer by type, `tensor_host` how much
-    longer where tensor ranks share the layer, `experts_host` how much longer a layer with experts takes, whose groups
-    are the rank's experts; `micro_batch` everything of a micro-batch but its layers; `launch` a single kernel.
+    `products` by type: bf16 (for all 16-bit types), fp8_current, fp8_delayed, fp8_blocks, mxfp8; `grouped` the same for
+    experts. `attention` has `forward` and `backward`.
 
-    `held_back_by_host`: of mixtures of experts, and steps that wait for the host (`speed.is_uncertain`); `held_back`:
-    of all others.
+    Host times, forward and backward: `layer`: a dense layer, by type; `tensor_host`: added if tensor parallel ranks
+    share the layer; `experts_host`: added for a layer with experts, whose groups are the rank's experts; `micro_batch`:
+    everything in a micro-batch but its layers; `launch`: a single kernel.
+
+    `held_back_by_host` covers mixtures of experts and steps that wait for the host (`speed.is_uncertain`), `held_back`
+    all others.
     """
 
     VERSION = OLDEST = 2
     name: str
-    gpu: str  # as resources.gpu has it, without the memory
+    gpu: str  # as in resources.gpu, without the memory
     source: str
     stack: dict[str, str] = field(default_factory=dict)
     products: dict[str, Law]

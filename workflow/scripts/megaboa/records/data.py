@@ -12,7 +12,7 @@ from megaboa.records.base import IF_SET, Record, Tree
 
 @dataclass(frozen=True, kw_only=True)
 class TextSpec(Record):
-    """Which text is read, and how documents are found in it."""
+    """The text to read, and how documents are found in it."""
 
     name: str  # of the corpus
     source: str | list[str]
@@ -28,16 +28,17 @@ class TextSpec(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Pair(Record):
-    """Tokens that somebody else has written: `<prefix>.bin` and `<prefix>.idx`."""
+    """An existing pair of token files in Megatron's format: `<prefix>.bin` and `<prefix>.idx`."""
 
     prefix: str
-    weight: float | None = field(default=None, metadata=IF_SET)  # None: that of its tokens
+    weight: float | None = field(default=None, metadata=IF_SET)  # None: proportional to its tokens
 
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusSpec(TextSpec):
     store: str
-    # `kind` manifest, model or path, and under `manifest` or `path` which; None where pairs come without one.
+    # `kind` is manifest, model or path, and the key `manifest` or `path` locates it; None for pairs without a
+    # tokenizer.
     tokenizer: dict[str, str] | None
     pairs: tuple[Pair, ...] = field(default=(), metadata=IF_SET)  # instead of text
     min_characters: int
@@ -47,18 +48,18 @@ class CorpusSpec(TextSpec):
     prepend_bos: bool | None
     encoder: Literal["auto", "gigatoken", "tokenizers"]
     messages: str | None = field(default=None, metadata=IF_SET)  # field with a conversation, instead of text
-    prompt: str | None = field(default=None, metadata=IF_SET)  # or fields with a prompt and its answer
+    prompt: str | None = field(default=None, metadata=IF_SET)  # fields with a prompt and its answer, instead of text
     answer: str | None = field(default=None, metadata=IF_SET)
 
     @property
     def example_keys(self) -> tuple[str, ...]:
-        """The fields of an example for fine-tuning; none where the corpus is text or tokens."""
+        """The fields of an example for fine-tuning; empty if the corpus is text or tokens."""
         return tuple(filter(None, (self.messages, self.prompt, self.answer)))
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerSpec(Record):
-    """One to be trained on text, or made of the files of others."""
+    """A tokenizer to be trained on text, or converted from existing files."""
 
     name: str
     store: str
@@ -68,7 +69,7 @@ class TokenizerSpec(Record):
     merges: str | None = field(default=None, metadata=IF_SET)
     sentencepiece: str | None = field(default=None, metadata=IF_SET)
     tiktoken: str | None = field(default=None, metadata=IF_SET)
-    pattern: str | None = field(default=None, metadata=IF_SET)  # of tiktoken, as its special tokens
+    pattern: str | None = field(default=None, metadata=IF_SET)  # for tiktoken, as are special_tokens
     special_tokens: int | None = field(default=None, metadata=IF_SET)
 
 
@@ -77,7 +78,7 @@ class TokenizerSpec(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Tokenizer(Record):
-    """One that the experiment trained, or made of the files of others."""
+    """A tokenizer that the experiment trained, or converted from existing files."""
 
     name: str
     path: str
@@ -90,7 +91,7 @@ class Tokenizer(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class HubShard(Record):
-    """One of the shards in which a dataset of the hub comes."""
+    """One of the shards that a dataset on the hub consists of."""
 
     id: str
     subset: str | None
@@ -98,15 +99,15 @@ class HubShard(Record):
     revision: str
     number: int
     count: int
-    folder: str | None = field(default=None, metadata=IF_SET)  # of a subset, in the hub's branch of Parquet files
+    folder: str | None = field(default=None, metadata=IF_SET)  # the subset's, in the hub's branch of Parquet files
 
 
 @dataclass(frozen=True, kw_only=True)
 class SourceFile(Record):
-    """One file of a corpus. A file of a hub's dataset has no path; `stream` says which it is."""
+    """One file of a corpus. A file of a dataset on the hub has no path, but a `stream`."""
 
     path: str
-    kind: str  # jsonl, text, source (text that may be no UTF-8), parquet, arrow, stream, bin, idx
+    kind: str  # jsonl, text, source (text that may not be UTF-8), parquet, arrow, stream, bin, idx
     packed: str | None = None
     size: int = 1
     changed: int = 0  # modification time in nanoseconds
@@ -116,7 +117,7 @@ class SourceFile(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class FrozenTokenizer(Record):
-    """A tokenizer as `transformers` loads it, in a file that `tokenizers` alone can read."""
+    """A tokenizer as `transformers` loads it, saved to a file that `tokenizers` alone can read."""
 
     path: str
     digest: str
@@ -128,7 +129,7 @@ class FrozenTokenizer(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class FilterVersion(Record):
-    """A filter of the user's, as it was when the corpus's files were listed."""
+    """The user's filter, as it was when the corpus's files were listed."""
 
     path: str
     sha256: str
@@ -136,26 +137,26 @@ class FilterVersion(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Sources(Record):
-    """sources.json: what a corpus is made of, and the folder of the store that its tokens go to."""
+    """sources.json: the files of a corpus, and the store folder that its tokens go to."""
 
     name: str
     files: tuple[SourceFile, ...]
     tokenizer: FrozenTokenizer | None
-    identity: Tree  # whose digest names the folder
+    identity: Tree  # its digest names the folder
     folder: str
     filter: FilterVersion | None = field(default=None, metadata=IF_SET)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShardMade(Record):
-    """shard-N-of-M.json: its path; None if the corpus existed already."""
+    """shard-N-of-M.json: the shard's path; None if the corpus existed already."""
 
     folder: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verification(Record):
-    """verification.json: how many documents were compared with their source."""
+    """verification.json: the number of documents that were compared with their source."""
 
     corpus: str
     digest: str
@@ -168,7 +169,7 @@ class Verification(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class BadRecords(Record):
-    """Records that can't be used, and the first of them."""
+    """Number of unusable records, and the first of them."""
 
     records: int = 0
     samples: tuple[str, ...] = ()
@@ -176,7 +177,7 @@ class BadRecords(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Filtered(Record):
-    """Records that the user's filter has dropped: how many for each reason, and the first of them."""
+    """Number of records that the user's filter dropped, by reason, and the first of them."""
 
     records: int = 0
     reasons: dict[str, int] = field(default_factory=dict)
@@ -185,7 +186,7 @@ class Filtered(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Compared(Record):
-    """How much of the text went through both encoders."""
+    """The amount of text that both encoders tokenized."""
 
     documents: int
     characters: int
@@ -200,12 +201,12 @@ class Column(Record):
     text_bytes: int
     empty: int  # documents without tokens
     dropped: dict[str, int]  # documents by reason
-    lengths: tuple[int, ...]  # documents by the power of two below their length
+    lengths: tuple[int, ...]  # histogram of lengths, by powers of two
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shard(Record):
-    # Documents that stand one behind the other in the source: which file, where they begin, how many of each key.
+    # Runs of consecutive documents in the source: number of the file, start in it, number of documents for each key.
     segments: tuple[tuple[int, int, list[int]], ...]
     columns: tuple[Column, ...]
     dtype: str
@@ -213,7 +214,7 @@ class Shard(Record):
     encoder: str
     refused: str | None  # why gigatoken can't use the tokenizer
     compared: Compared
-    filtered: Filtered | None = field(default=None, metadata=IF_SET)  # None: there is no filter
+    filtered: Filtered | None = field(default=None, metadata=IF_SET)  # None if the corpus has no filter
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,30 +224,30 @@ class Dataset(Record):
     key: str
     documents: int
     tokens: int
-    bytes_per_token: float | None  # None where the text isn't known
+    bytes_per_token: float | None  # None if the text isn't available
     largest_token: int
     dropped: dict[str, int]
     sizes: dict[str, int]  # by file
     sha256: dict[str, str]
     lengths: tuple[int, ...]
-    frequent: tuple[tuple[int | str, ...], ...]  # token, its count, in manifests its text
-    prefix: str = field(default="", metadata=IF_SET)  # in manifests: path without an ending
-    by_file: tuple[tuple[int, int], ...] = field(default=(), metadata=IF_SET)  # in the store: documents of each
-    dtype: str = field(default="", metadata=IF_SET)  # of a pair, whose type may be another than that of others
-    weight: float | None = field(default=None, metadata=IF_SET)  # of a pair, where it was given
+    frequent: tuple[tuple[int | str, ...], ...]  # token, its count and, in manifests, its text
+    prefix: str = field(default="", metadata=IF_SET)  # in manifests: path without suffix
+    by_file: tuple[tuple[int, int], ...] = field(default=(), metadata=IF_SET)  # in the store: documents in each file
+    dtype: str = field(default="", metadata=IF_SET)  # a pair's, which may differ from other pairs'
+    weight: float | None = field(default=None, metadata=IF_SET)  # the pair's weight, if it was given
 
 
 @dataclass(frozen=True, kw_only=True)
 class Examples(Record):
-    """What a corpus for fine-tuning holds: a JSONL file of conversations, or of prompts and their answers."""
+    """Contents of a corpus for fine-tuning: a JSONL file of conversations, or of prompts and their answers."""
 
     kind: Literal["messages", "pairs"]
     count: int
-    turns: int  # of the assistant
+    turns: int  # by the assistant
     size: int
     sha256: str
     path: str = field(default="", metadata=IF_SET)  # in manifests
-    by_file: tuple[tuple[int, int], ...] = field(default=(), metadata=IF_SET)  # in the store: examples of each
+    by_file: tuple[tuple[int, int], ...] = field(default=(), metadata=IF_SET)  # in the store: examples in each file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -267,7 +268,7 @@ class CorpusFacts(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class TextRead(Record):
-    """A file of a corpus, and how many documents its first text key has."""
+    """A file of a corpus, and the number of documents of its first text key."""
 
     path: str
     kind: str
@@ -287,8 +288,8 @@ class Corpus(CorpusFacts):
     tokenizer: str | None
     tokenizer_digest: str | None
     filter: FilterVersion | None = field(default=None, metadata=IF_SET)
-    is_given: bool = field(default=False, metadata=IF_SET)  # pairs of the user's, which are never written to
-    identity: Tree  # that of sources.json without the files
+    is_given: bool = field(default=False, metadata=IF_SET)  # the user's own pairs, which are never written to
+    identity: Tree  # as in sources.json, but without the files
 
 
 # --- data/indexes/<id>.json -------------------------------------------------------------------------------------------
@@ -307,7 +308,7 @@ class IndexSpec(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusRead(Record):
-    """What runs read of a corpus of their blend."""
+    """How much runs read of a corpus of their blend."""
 
     name: str
     weight: float
@@ -318,7 +319,8 @@ class CorpusRead(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class ShownExample(Record):
-    """An example as it is trained on: pieces of its text, each with whether its tokens count in the loss."""
+    """An example as a run trains on it: pieces of its text, each with a flag that says whether its tokens count in the
+    loss."""
 
     corpus: str
     tokens: int
@@ -327,16 +329,16 @@ class ShownExample(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class ExamplesRead(Record):
-    """What a template makes of the training examples; tokens before examples are cut to the sequence."""
+    """Statistics of the templated training examples; `tokens` are counted before examples are cut to the sequence."""
 
     examples: int
     tokens: int
     counted: int  # tokens that count in the loss
     longest: int
-    cut: int  # examples that are longer than the sequence
-    silent: int  # examples of which no token counts once they are cut
+    cut: int  # examples longer than the sequence
+    silent: int  # examples without a token that counts, once they are cut
     positions: int  # in all samples, padding included
-    template: str  # where it is from: the tokenizer, a file, none
+    template: str  # its origin: the tokenizer, a file, none
     shown: ShownExample
 
 
@@ -350,4 +352,4 @@ class DataIndex(Record):
     corpora: tuple[CorpusRead, ...]
     max_epochs: float
     warnings: tuple[str, ...] = ()
-    examples: ExamplesRead | None = field(default=None, metadata=IF_SET)  # of runs that are fine-tuned
+    examples: ExamplesRead | None = field(default=None, metadata=IF_SET)  # only for fine-tuned runs

@@ -1,4 +1,4 @@
-"""What ranks run in: as requested, as made, and what its test found."""
+"""The environment that ranks run in: as requested, as built, and the result of its test."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from megaboa.records.base import IF_SET, Record, Tree
 
 @dataclass(frozen=True, kw_only=True)
 class BridgeSource(Record):
-    """Another Megatron-Bridge than the image's own."""
+    """A Megatron-Bridge that replaces the image's own."""
 
     repo: str | None = None
     commit: str
@@ -20,7 +20,7 @@ class BridgeSource(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class ImageBuild(Record):
-    """How to build the image: in specs/image.json its contents, in specs/inside.json the build tool and paths."""
+    """How the image is built. In specs/image.json: its contents; in specs/inside.json: the build tool and paths."""
 
     args: dict[str, str] | None = field(default=None, metadata=IF_SET)
     pinned: bool | None = field(default=None, metadata=IF_SET)  # whether its packages have the pinned versions
@@ -47,7 +47,7 @@ class ImageSpec(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class ImageStart(Record):
-    """Where the image is stored, and how a process is started in it; not part of its identity."""
+    """Where the image is stored, and how a process is started in it. Not part of the image's identity."""
 
     runtime: str
     store: str
@@ -57,14 +57,14 @@ class ImageStart(Record):
     variables: dict[str, str] = field(default_factory=dict)
     workdir: str = "/"
     python: str
-    places: tuple[str, ...] = ()  # options that say where its jobs go
+    places: tuple[str, ...] = ()  # options that say where the image's jobs go
     srun: str = "srun"
     srun_args: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageOrder(ImageSpec, ImageStart):
-    """Both, for the image's job."""
+    """Specification and start of the image together, for the job that makes it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,14 +79,14 @@ class Environment(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class ImageAsked(Environment):
-    """specs/image.json: the image; where there is none, this Python."""
+    """specs/image.json: the image, or this Python if there is no image."""
 
     container: ImageSpec | None = field(default=None, metadata=IF_SET)
 
 
 @dataclass(frozen=True, kw_only=True)
 class InsideAsked(Environment):
-    """specs/inside.json: this Python, which runs all jobs but ranks, and the image, if there is one."""
+    """specs/inside.json: this Python, which runs all jobs but the ranks, and the image, if there is one."""
 
     container: ImageStart | None = field(default=None, metadata=IF_SET)
 
@@ -109,11 +109,11 @@ class OtherVersion(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Contract(Record):
-    """What the test of an environment found; NOT_RUN with a reason if nothing here can start the image."""
+    """Result of an environment's test; NOT_RUN with a reason if nothing here can start the image."""
 
     state: Literal["PASS", "FAIL", "NOT_RUN"]
     why: str | None = field(default=None, metadata=IF_SET)
-    how: str | None = field(default=None, metadata=IF_SET)  # the image was started
+    how: str | None = field(default=None, metadata=IF_SET)  # how the image was started
     problems: tuple[str, ...] | None = field(default=None, metadata=IF_SET)
     device: str | None = field(default=None, metadata=IF_SET)
     python: str | None = field(default=None, metadata=IF_SET)
@@ -132,7 +132,7 @@ class Contract(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class ImageFile(Record):
-    """facts.json of an image in the store: the file, and how it was made."""
+    """facts.json of an image in the store: the image file, and how it was made."""
 
     digest: str
     bytes: int | None = None
@@ -144,7 +144,8 @@ class ImageFile(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Image(ImageFile):
-    """image.json: what ranks run in. If that is this Python (`runtime` none), the other fields are None."""
+    """image.json: the environment of the ranks. If that is this Python (`runtime` none), fields of the image file are
+    None."""
 
     runtime: str
     python: str | None = None
@@ -155,5 +156,5 @@ class Image(ImageFile):
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """What a conversion may depend on: its digest, and the commit of a Bridge that goes before its own."""
+        """What a conversion depends on: the image's digest, and the commit of a Bridge that replaces its own."""
         return (self.digest, *([self.bridge_source.commit] if self.bridge_source else []))

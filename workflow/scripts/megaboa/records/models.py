@@ -13,7 +13,7 @@ from megaboa.records.runs import Inside, Start
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec(Record):
-    """Where a model's architecture and weights come from: the hub or a folder, or a config and a seed."""
+    """Where a model's architecture and weights come from: the hub, a folder, or a config and a seed."""
 
     name: str
     store: str
@@ -21,8 +21,8 @@ class ModelSpec(Record):
     revision: str | None
     config: Tree | None
     seed: int
-    tokenizer: dict[str, str] | None  # as CorpusSpec has it
-    weights: bool  # whether they are needed
+    tokenizer: dict[str, str] | None  # as in CorpusSpec
+    weights: bool  # whether weights are needed
     device: str
 
 
@@ -51,13 +51,13 @@ class ExportSpec(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class AlongSpec(Record):
-    """specs/along/<run>.json: which checkpoints are exported along a run's training, and how."""
+    """specs/along/<run>.json: which checkpoints are exported while a run trains, and how."""
 
     run: str
-    every: int | None  # steps; None: all that are kept
+    every: int | None  # interval in steps; None: all checkpoints that are kept
     file_gb: float
     license: str | None
-    command: str | None  # of `evaluate`, where the run is evaluated
+    command: str | None  # the user's `evaluate` command, if the run is evaluated
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,7 @@ class GenerateSpec(Record):
     tokens: int
 
 
-# --- what came of it --------------------------------------------------------------------------------------------------
+# --- results ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +97,7 @@ class ModelSource(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class ImportRecord(Record):
-    """models/<model>/import.json: a Megatron checkpoint made of a Hugging Face folder."""
+    """models/<model>/import.json: a Megatron checkpoint converted from a Hugging Face folder."""
 
     name: str
     checkpoint: str
@@ -108,12 +108,12 @@ class ImportRecord(Record):
     params: int
     dtype: str
     device: str
-    image: tuple[str, ...] | None = field(default=None, metadata=IF_SET)  # what of the image it was made in counts
+    image: tuple[str, ...] | None = field(default=None, metadata=IF_SET)  # `Image.marks` of the image that made it
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExportRecord(Record):
-    """runs/<run>/export.json: a Hugging Face folder made of a run's checkpoint."""
+    """runs/<run>/export.json: a Hugging Face folder converted from a run's checkpoint."""
 
     run: str
     path: str
@@ -141,11 +141,11 @@ class Check(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Proof(Record):
-    """proof.json of an import or an export, there only if all checks passed; failed-proof.json if one didn't."""
+    """proof.json of an import or an export, written only if all checks passed; otherwise failed-proof.json."""
 
     state: Literal["PASS", "FAIL"]
     checks: tuple[Check, ...]
-    digest: str | None = field(default=None, metadata=IF_SET)  # of what it proves
+    digest: str | None = field(default=None, metadata=IF_SET)  # of the files that are proved
     left_out: dict[str, str] | None = field(default=None, metadata=IF_SET)  # checks that weren't possible, and why
     image: tuple[str, ...] | None = field(default=None, metadata=IF_SET)
 
@@ -156,7 +156,7 @@ class Evaluation(Record):
 
     run: str
     command: str
-    export: str  # digest
+    export: str  # digest of the export
     iteration: int
     path: str
     values: dict[str, float]
@@ -164,18 +164,18 @@ class Evaluation(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class ExportedStep(Record):
-    """A checkpoint's export, which is proved."""
+    """An export of a checkpoint whose proof passed."""
 
     iteration: int
     path: str
     digest: str
-    loss: float | None  # of validation, as the run logged it
-    values: dict[str, float]  # what `evaluate` found
+    loss: float | None  # validation loss from the run's log
+    values: dict[str, float]  # results of `evaluate`
 
 
 @dataclass(frozen=True, kw_only=True)
 class Along(Record):
-    """runs/<run>/along.json: the exports along a run's training."""
+    """runs/<run>/along.json: the exports made during a run's training."""
 
     run: str
     identity: str
@@ -184,19 +184,19 @@ class Along(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Generation(Record):
-    """The likeliest continuations of a prompt, by Megatron's model and by transformers'."""
+    """The likeliest continuations of a prompt, by Megatron's model and by that of transformers."""
 
     prompt: str
     megatron: str
     transformers: str
-    same: bool  # token by token
+    same: bool  # whether all tokens are equal
 
 
 @dataclass(frozen=True, kw_only=True)
 class Generations(Record):
     """runs/<run>/generations.json"""
 
-    export: str  # digest
+    export: str  # digest of the export
     iteration: int
     generations: tuple[Generation, ...]
     image: tuple[str, ...] | None = field(default=None, metadata=IF_SET)

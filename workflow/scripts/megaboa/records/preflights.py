@@ -1,4 +1,4 @@
-"""What preflight is asked for, and what it found, here and in the image."""
+"""Specifications and results of preflight, here and in the image."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from megaboa.records.base import IF_SET, Record, Tree
 
 @dataclass(frozen=True, kw_only=True)
 class RunsSpec(Record):
-    """All runs of a plan in their order, each with the beginning of the digest of its run.json."""
+    """All runs of a plan in order, each with a prefix of its run.json's digest."""
 
     runs: tuple[str, ...]
     identities: dict[str, str] = field(default_factory=dict)
@@ -23,12 +23,12 @@ class RunsSpec(Record):
 class Budget(Record):
     gpu_hours: float | None = None
     disk: int | None = None
-    mfu: float | None = None  # what is expected where no speed is known
+    mfu: float | None = None  # expected MFU, used if no speed is known
 
 
 @dataclass(frozen=True, kw_only=True)
 class CostsSpec(Record):
-    """What preflight adds up."""
+    """Inputs of preflight's sum of costs."""
 
     exports: tuple[str, ...]
     budget: Budget
@@ -39,7 +39,7 @@ class CostsSpec(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class StageParameters(Record):
-    """Of a pipeline stage, as Bridge builds it."""
+    """Parameters of a pipeline stage, as built by Bridge."""
 
     stage: int
     dense: int
@@ -50,7 +50,7 @@ class StageParameters(Record):
 class RunCheck(Record):
     """Facts from Bridge's configuration of a run, or why the run can't work.
 
-    NOT_RUN: what its recipe reads was not to be had, which is no verdict on the run.
+    NOT_RUN: something that the recipe reads was not available, which is no verdict on the run.
     """
 
     state: Literal["PASS", "FAIL", "NOT_RUN"] = "PASS"
@@ -62,18 +62,18 @@ class RunCheck(Record):
     seq_length: int | None = None
     split: str | None = None
     memory_gib: dict[str, float] | None = None
-    facts: Tree | None = None  # of `check.facts`
+    facts: Tree | None = None  # fields of `check.facts.Facts`
     warnings: tuple[str, ...] = ()
-    needs_image: tuple[str, ...] | None = field(default=None, metadata=IF_SET)  # what only the image can check
-    needs_gpu: tuple[str, ...] | None = field(default=None, metadata=IF_SET)  # in the image: what only a GPU can
+    needs_image: tuple[str, ...] | None = field(default=None, metadata=IF_SET)  # checks that need the image
+    needs_gpu: tuple[str, ...] | None = field(default=None, metadata=IF_SET)  # in the image: checks that need a GPU
     stopped_at: str | None = None
     parameters: tuple[StageParameters, ...] | None = field(default=None, metadata=IF_SET)
-    environment: dict[str, str] | None = field(default=None, metadata=IF_SET)  # of its ranks, by its recipe
+    environment: dict[str, str] | None = field(default=None, metadata=IF_SET)  # the recipe's, for the run's ranks
 
 
 @dataclass(frozen=True, kw_only=True)
 class Preflight(Record):
-    """preflight.json, where all runs passed. `identities`: of the runs as they were then."""
+    """preflight.json, written if all runs passed. `identities`: digests of the runs as they were then."""
 
     runs: dict[str, RunCheck]
     identities: dict[str, str] = field(default_factory=dict)
@@ -94,8 +94,8 @@ class PreflightInImage(Record):
     """preflight-in-image.json; NOT_RUN with a reason if nothing here can start the image."""
 
     state: Literal["PASS", "NOT_RUN"]
-    image: str | None = field(default=None, metadata=IF_SET)  # its digest
+    image: str | None = field(default=None, metadata=IF_SET)  # the image's digest
     why: str | None = field(default=None, metadata=IF_SET)
-    how: str | None = field(default=None, metadata=IF_SET)  # the image was started
+    how: str | None = field(default=None, metadata=IF_SET)  # how the image was started
     packages: dict[str, str] | None = field(default=None, metadata=IF_SET)
     runs: dict[str, InsideCheck] | None = field(default=None, metadata=IF_SET)

@@ -1,4 +1,4 @@
-"""analysis.json: where the time of profiled steps went. Times are milliseconds where a name doesn't say otherwise."""
+"""analysis.json: where the time of profiled steps went. Times are in milliseconds unless the name says otherwise."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from megaboa.records.base import IF_SET, Record
 
 @dataclass(frozen=True, kw_only=True)
 class ClassTime(Record):
-    """A class of kernels: wall time by union; `work_ms` is summed over kernels and counts overlaps twice."""
+    """Wall time of a class of kernels, by union; `work_ms` is the sum over kernels, which counts overlaps twice."""
 
     name: str = field(metadata={"key": "class"})
     ms: float
@@ -51,7 +51,7 @@ class CopyTime(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Launches(Record):
-    """Times without work on the device, and how far ahead of it the host was."""
+    """Gaps without work on the device, and how far the host ran ahead of it."""
 
     gaps: int
     gaps_per_step: float
@@ -70,7 +70,7 @@ class CollectiveTime(Record):
     per_step: float
     ms: float
     exposed_ms: float
-    sized: int  # those whose size is known
+    sized: int  # collectives of known size
     bytes: int | None
     GBps: float | None
 
@@ -114,12 +114,12 @@ class CaptureFile(Record):
     world_size: int | None
     part: str
     kernels: int
-    missing: tuple[str, ...]  # tables or kinds of events
+    missing: tuple[str, ...]  # missing tables or kinds of events
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepBudget(Record):
-    """Of a step of a rank; None for what the capture lacks. `budget.py` says how the kinds add up."""
+    """A rank's time in a step by kind; None for what the capture lacks. `budget.py` says how the kinds add up."""
 
     rank: int | None
     step: int
@@ -190,7 +190,7 @@ class Perturbation(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Waiting(Record):
-    """The time of shared collectives, divided into transfer and waiting for the last rank."""
+    """The time of shared collectives, split into transfer and waiting for the last rank."""
 
     matched: int
     unmatched: int
@@ -201,7 +201,8 @@ class Waiting(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class PartSpeeds(Record):
-    """Ranks with the same part of the model: which is slow, how often. Without common steps only four fields."""
+    """Ranks with the same part of the model: which one is slow, and how often. Without common steps most fields are
+    None."""
 
     part: str
     ranks: tuple[int, ...]
@@ -227,7 +228,7 @@ class StageIdle(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineIdle(Record):
-    """The share of a step in which stages are idle, and the least that filling and draining cost."""
+    """Measured idle share of pipeline stages, and the ideal one, due to filling and draining alone."""
 
     ideal: float | None
     measured: float
@@ -251,7 +252,7 @@ class NetworkCounter(Record):
 class Lane(Record):
     lane: str
     name: str = field(metadata={"key": "class"})
-    spans: list[list[float]]  # from the step's begin
+    spans: list[list[float]]  # relative to the step's begin
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,7 +266,7 @@ class StepTimeline(Record):
     rows: tuple[Lane, ...]
 
 
-# --- what it comes to -------------------------------------------------------------------------------------------------
+# --- conclusions ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -278,7 +279,7 @@ class ProfileFinding(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Opportunity(Record):
-    """A kind of lost time, and the most that throughput could gain from it."""
+    """A kind of lost time, and an upper bound of the throughput that removing it would gain."""
 
     kind: str
     ms: float
@@ -290,7 +291,10 @@ class Opportunity(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Change(Record):
-    """Means per step; `delta` above 0 is slower. `ceiling`: the most that returning to `before` could gain."""
+    """A difference between two profiles, in means per step; `delta` above 0 is slower.
+
+    `gain_ceiling`: upper bound of the gain from returning to `before`.
+    """
 
     of: str
     name: str
@@ -303,7 +307,7 @@ class Change(Record):
 @dataclass(frozen=True, kw_only=True)
 class Comparison(Record):
     against: str | None = field(default=None, metadata=IF_SET)
-    ranks: tuple[int | None, ...]  # that both have
+    ranks: tuple[int | None, ...]  # ranks in both profiles
     mismatches: tuple[str, ...]
     step: Change | None = None
     rows: tuple[Change, ...] = ()
@@ -314,7 +318,7 @@ class Comparison(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Analysis(Record):
-    """analysis.json, whose version is called `form`."""
+    """analysis.json; its version is in the key `form`."""
 
     VERSION = 1
     VERSION_KEY = "form"

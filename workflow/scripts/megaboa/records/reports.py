@@ -1,4 +1,4 @@
-"""What a report and a bundle are made of, and what the report's checks come to."""
+"""Specifications of reports and bundles, and the results of a report's checks."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from megaboa.records.base import IF_SET, Record, Tree
 
 State = Literal["PASS", "FAIL", "INVALID", "NOT_RUN"]
 Verdict = Literal["equal", "within rounding", "within a seed", "different"]
-# How many times the largest difference among a reference and its twins a run may be away from the reference:
-# docs/benchmarks/agreement.md has the measurements behind it.
+# The limit for a run's distance from the reference, in units of the largest difference between the reference and its
+# twins: docs/benchmarks/agreement.md has the measurements behind it.
 TIMES_TWINS = 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class AgreementSpec(Record):
-    """Runs whose losses must be those of a reference."""
+    """Runs whose losses must agree with a reference's."""
 
     reference: str
     runs: tuple[str, ...]
     tolerance: float
     grad_norm_tolerance: float | None = None
     twins: tuple[str, ...] = field(default=(), metadata=IF_SET)  # runs that differ from the reference by rounding alone
-    seeds: tuple[str, ...] = field(default=(), metadata=IF_SET)  # by their seed alone
-    within: Literal["rounding", "seed"] = field(default="rounding", metadata=IF_SET)  # what passes
+    seeds: tuple[str, ...] = field(default=(), metadata=IF_SET)  # runs that differ by the seed alone
+    within: Literal["rounding", "seed"] = field(default="rounding", metadata=IF_SET)  # the worst verdict that passes
     tensors: bool = field(default=False, metadata=IF_SET)  # whether checkpoints and samples are compared too
 
 
@@ -38,13 +38,13 @@ class TensorsSpec(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class BaselineSpec(Record):
-    """Earlier runs, and by how much runs of the same names may be worse, relative."""
+    """Earlier runs, and how much worse than theirs the results of runs with the same names may be, relative."""
 
     paths: tuple[str, ...]  # results folders or bundles
     slower: float
     more_memory: float
     higher_loss: float
-    spread: float | None = None  # by how much runs of one setting differ, where no runs show it
+    spread: float | None = None  # how much runs of one setting differ; used if no runs show it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,14 +55,14 @@ class ReportSpec(Record):
     agreements: tuple[AgreementSpec, ...]
     proofs: tuple[str, ...]
     runs: tuple[str, ...] = ()
-    invalid: tuple[str, ...] = ()  # left out of the plan, and why
+    invalid: tuple[str, ...] = ()  # runs left out of the plan, and why
     question: str | None = None
     published: Tree | None = None  # the table of report.compare_to
     figures: tuple[Tree, ...] = ()
-    values: dict[str, Tree] | None = None  # by run: the keys of the sweep
+    values: dict[str, Tree] | None = None  # by run: its values of the swept keys
     profiles: tuple[str, ...] = ()
     evaluated: tuple[str, ...] = ()
-    along: tuple[str, ...] = field(default=(), metadata=IF_SET)  # runs that are exported along their training
+    along: tuple[str, ...] = field(default=(), metadata=IF_SET)  # runs that are exported during their training
     baseline: BaselineSpec | None = field(default=None, metadata=IF_SET)
 
 
@@ -82,7 +82,7 @@ class ReportCheck(Record):
 class Flip(Record):
     """The first step at which tokens of two runs went to different experts, in the first layer where they did.
 
-    `choices` of `of` fell on another expert; `margin`: an upper bound of their distance from a tie.
+    `choices` out of `of` fell on another expert. `margin`: an upper bound of their distance from a tie.
     """
 
     step: int
@@ -103,58 +103,60 @@ class AgreementCheck(ReportCheck):
     reference: str
     tolerance: float
     max_difference: float | None = None
-    step: int | None = None  # of the largest difference
+    step: int | None = None  # of max_difference
     steps: int = 0
     max_grad_norm: float | None = None
-    exact_steps: int = 0  # before tokens went to other experts
+    exact_steps: int = 0  # steps before tokens went to different experts
     flip: Flip | None = None
-    verdict: Verdict | None = None  # None: not compared, or by an older version
-    twins: int = 0  # by which rounding was measured; 0: the tolerances were the limits
-    parts_at: int | None = None  # the first step at which the losses, or the norms, differ at all
-    beyond_at: int | None = None  # the first at which they differ by more than rounding
+    verdict: Verdict | None = None  # None: not compared, or written by an older version
+    twins: int = 0  # number of twins that measured rounding; 0: the tolerances were the limits
+    parts_at: int | None = None  # the first step at which losses or gradient norms differ at all
+    beyond_at: int | None = None  # the first step at which they differ by more than rounding
     flipped: int = 0  # choices that fell on another expert, over all steps
     flipped_steps: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class TensorCheck(ReportCheck):
-    """What of a run's checkpoint, or of its samples, is compared with the reference's."""
+    """Comparison of a part of a run's checkpoint, or of its samples, with the reference's."""
 
     run: str
     reference: str
     part: str  # weights, optimizer, counters, random numbers, data order
     verdict: Verdict | None = None  # None: not compared
     step: int | None = None  # of the checkpoints
-    difference: float | None = None  # the largest of any tensor, relative to the tensor's norm
-    limit: float | None = None  # of that tensor; None: it must be equal
+    difference: float | None = None  # largest difference of any tensor, relative to the tensor's norm
+    limit: float | None = None  # for that tensor; None: it must be equal
 
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedTensors(Record):
-    """tensors.json: what came of comparing checkpoints and samples."""
+    """tensors.json: results of comparing checkpoints and samples."""
 
-    identities: dict[str, str]  # by run: what each of them was
+    identities: dict[str, str]  # by run: its identity when it was compared
     checks: tuple[TensorCheck, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class BaselineCheck(ReportCheck):
-    """One quantity of the runs of one setting, compared with the baseline's. Its state is NOT_RUN where it takes more
-    runs to tell."""
+    """One quantity of the runs of one setting, compared with the baseline's.
 
-    run: str  # the setting's first
+    NOT_RUN if more runs are needed to tell.
+    """
+
+    run: str  # the setting's first run
     quantity: str
     limit: float  # how much worse it may be, relative
-    runs: tuple[int, ...] = (0, 0)  # how many, ours and the baseline's
+    runs: tuple[int, ...] = (0, 0)  # number of our runs, and of the baseline's
     measured: float | None = None  # geometric means over the runs
     baseline: float | None = None
     ratio: float | None = None
-    low: float | None = None  # an interval of 95%
+    low: float | None = None  # 95% interval
     high: float | None = None
     interval_by: str = "nothing"  # runs, stated (the spread), blocks (of one run's steps)
     verdict: Literal["PASS", "FAIL", "can't be told"] | None = None
     runs_needed: int | None = None  # on each side
-    differs: tuple[str, ...] = ()  # in what the baseline's runs are others
+    differs: tuple[str, ...] = ()  # how the baseline's runs differ
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,18 +187,18 @@ class Counts(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Checks(Record):
-    """report/checks.json: PASS only where every run and every check passed, but for runs left out on purpose."""
+    """report/checks.json: PASS only if every run and every check passed, except runs left out on purpose."""
 
     state: State
     counts: Counts
-    failed: tuple[Fault, ...] | None = None  # older reports don't say
+    failed: tuple[Fault, ...] | None = None  # None in older reports
     checks: tuple[ReportCheck, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class BundleEnvironment(Record):
     packages: dict[str, str]
-    of: str | None = None  # the runs, or the bundle's making
+    of: str | None = None  # the runs, or the process that made the bundle
     python: str | None = None
     system: str | None = None
     libc: str | None = None
@@ -204,7 +206,7 @@ class BundleEnvironment(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class BundleManifest(Record):
-    """bundle.json: what was run, with what."""
+    """bundle.json: what was run, and with what."""
 
     experiment: str
     config: tuple[str, ...]
@@ -217,4 +219,4 @@ class BundleManifest(Record):
     image: Tree | None = None
     commit: str | None = None
     changed_files: tuple[str, ...] = ()
-    needed: tuple[dict[str, str], ...] = ()  # what the bundle lacks: `path`, and what it is `for`
+    needed: tuple[dict[str, str], ...] = ()  # data that the bundle lacks: its `path`, and what it is `for`

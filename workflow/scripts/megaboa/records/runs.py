@@ -1,4 +1,4 @@
-"""A run: where and how it runs, and what came of it."""
+"""A run: where and how it runs, and its results."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from megaboa.records.images import BridgeSource
 
 @dataclass(frozen=True, kw_only=True)
 class PassMarks(Record):
-    """What a node must reach in the health check."""
+    """What a node must reach in the health check to pass."""
 
     tflops: float | None = None
     sm_mhz: float | None = field(default=None, metadata=IF_SET)
@@ -113,30 +113,30 @@ class LaunchSpec(Record):
     image: Inside | None = None
     recovery: Recovery | None = None
     trackers: Tree = field(default_factory=dict)
-    checkpoint: Tree = field(default_factory=dict)  # by our keys; of a recipe's run those that are set
+    checkpoint: Tree = field(default_factory=dict)  # by our keys; for a recipe only those that are set
     store: str | None = None
     num_workers: int | None = field(default=None, metadata=IF_SET)
-    overrides: Tree = field(default_factory=dict)  # Bridge's fields that change no loss
-    index: str | None = None  # name of the index of its data
-    routing: bool = field(default=False, metadata=IF_SET)  # whether ranks record which experts tokens go to
-    samples: bool = field(default=False, metadata=IF_SET)  # whether they record which samples each step reads
+    overrides: Tree = field(default_factory=dict)  # Bridge's fields that can't change a loss
+    index: str | None = None  # name of the index of the run's data
+    routing: bool = field(default=False, metadata=IF_SET)  # whether ranks record which experts their tokens go to
+    samples: bool = field(default=False, metadata=IF_SET)  # whether ranks record which samples each step reads
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileSpec(Record):
-    """profile.json: what is profiled, and with which tool."""
+    """profile.json: what is profiled, and by which tool."""
 
     tool: str
     steps: Range = (2, 8)
     ranks: tuple[int, ...] = (0,)
     domains: tuple[str, ...] = ()
     arguments: tuple[str, ...] = ()
-    tool_code: str | None = field(default=None, metadata=IF_SET)  # digest of a profiler of the user's own
+    tool_code: str | None = field(default=None, metadata=IF_SET)  # digest of a profiler that is the user's own code
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trace(ProfileSpec):
-    """trace.json: what was captured, and where it lies."""
+    """trace.json: what was captured, and where the files are."""
 
     run: str | None = None
     path: str
@@ -154,18 +154,18 @@ class Load(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Parent(Record):
-    """The checkpoint of another run that a run begins with; `identity`: what that run was, in train.json."""
+    """The checkpoint of another run that a run starts from; `identity`: the other run's, from its train.json."""
 
     experiment: str
     run: str
     iteration: int
     load: Load
     identity: str | None = field(default=None, metadata=IF_SET)
-    weights_only: bool = field(default=False, metadata=IF_SET)  # another task begins with them, at its own step 0
+    weights_only: bool = field(default=False, metadata=IF_SET)  # for another task, whose steps count from 0
 
     @property
     def steps_done(self) -> int:
-        """The step that a run which begins with this checkpoint counts on from."""
+        """The number of steps that a run starting from this checkpoint counts as done."""
         return 0 if self.weights_only else self.iteration
 
     def __str__(self) -> str:
@@ -177,9 +177,9 @@ Task = Literal["pretrain", "sft", "lora", "dora"]
 
 @dataclass(frozen=True, kw_only=True)
 class RunSpec(Record):
-    """run.json: what can change a run's losses, and nothing else.
+    """run.json: everything that can change a run's losses, and nothing else.
 
-    The sections have the user's keys and values; for a recipe only those that are set. A run's identity is a digest of
+    Sections have the user's keys and values; for a recipe only the keys that are set. A run's identity is a digest of
     this file's text (`RunFolder.document`), never of this record.
     """
 
@@ -195,43 +195,43 @@ class RunSpec(Record):
     bridge_source: BridgeSource | None = field(default=None, metadata=IF_SET)
     parent: Parent | None = field(default=None, metadata=IF_SET)
     task: Task = field(default="pretrain", metadata=IF_SET)
-    tuning: Tree = field(default_factory=dict, metadata=IF_SET)  # of other tasks, with the template's text
+    tuning: Tree = field(default_factory=dict, metadata=IF_SET)  # of other tasks; includes the template's text
 
     @property
     def is_tuned(self) -> bool:
-        """Whether it is fine-tuned on examples."""
+        """Whether the run is fine-tuned on examples."""
         return self.task != "pretrain"
 
     @property
     def has_adapters(self) -> bool:
-        """Whether only adapters are trained, and saved; the model that they change is frozen."""
+        """Whether only adapters are trained and saved, while the model itself is frozen."""
         return self.task in ("lora", "dora")
 
     @property
     def chat_template(self) -> str | None:
-        """The text of the template that it is fine-tuned with, where it has one that isn't the tokenizer's own."""
+        """The text of the run's chat template; None if it has no template, or uses the tokenizer's own."""
         template = self.tuning.get("template")
         return None if template == "none" else template
 
     @property
     def is_recipe(self) -> bool:
-        """Whether Bridge, or a file of the user's, brings model and settings."""
+        """Whether model and settings come from a recipe of Bridge, or from the user's own file."""
         return bool(self.model.get("recipe"))
 
     @property
     def has_source(self) -> bool:
-        """Whether the model comes from a Hugging Face folder, or from an inline config, of which one is made."""
+        """Whether the model has a Hugging Face folder: a given one, or one made from an inline config."""
         return not self.is_recipe or any(self.model.get(key) is not None for key in ("hf", "config"))
 
     @property
     def is_pretrained(self) -> bool:
-        """Whether it starts from the weights of a Hugging Face folder."""
+        """Whether training starts from the weights of a Hugging Face folder."""
         return self.has_source and self.model.get("init") == "pretrained"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Identity(Record):
-    """identity.json of a store: run.json, and digests of everything that the run reads."""
+    """identity.json of a run's store: run.json, and digests of everything that the run reads."""
 
     run: Tree
     parent: str | None = field(default=None, metadata=IF_SET)
@@ -258,11 +258,11 @@ class TrainRecord(Record):
     """train.json: a run that trained to its last step."""
 
     run: str
-    identity: str  # digest of what the run is
+    identity: str  # digest of the run's identity
     store: str
     train_iters: int
     iteration: int
-    checkpoint: str | None = None  # None: nothing is saved
+    checkpoint: str | None = None  # None if the run saves nothing
     checkpoints: tuple[Kept, ...] = ()
     bytes: int = 0  # of all checkpoints
     parent: Parent | None = None
@@ -276,12 +276,12 @@ class Refusal(Record):
 
     identity: str
     reasons: tuple[str, ...]
-    image: tuple[str, ...] | None = None  # digests of its specification and of the file; None: not in an image
+    image: tuple[str, ...] | None = None  # digests of the image's specification and file; None: not refused in an image
 
 
 @dataclass(frozen=True, kw_only=True)
 class Refusals(Record):
-    """refused.json: by run, what was refused under these packages."""
+    """refused.json: refused runs by name, under these packages."""
 
     packages: str
     runs: dict[str, Refusal]

@@ -1,4 +1,4 @@
-"""A run in numbers, by its own records or by its log."""
+"""The summary of a run, from its own records or from its log."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Spread(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Loss(Record):
-    """Over the steps that count; None if not recorded, or not finite."""
+    """Loss over the steps that count; None if not recorded, or not finite."""
 
     first: float | None = None
     last: float | None = None
@@ -57,7 +57,7 @@ class Memory(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Energy(Record):
-    """As Bridge prints it; without that, watts are from the samples (`sampled`)."""
+    """Energy and power as printed by Bridge; otherwise watts from GPU samples (`sampled`)."""
 
     joules_per_gpu_and_step: Spread | None = None
     watts_per_gpu: Spread | None = None
@@ -66,7 +66,7 @@ class Energy(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class GpuUse(Record):
-    """A GPU over the samples that count; errors are those that occurred while it was sampled."""
+    """A GPU's use over the samples that count; errors are those that occurred during sampling."""
 
     host: str
     index: int
@@ -74,32 +74,32 @@ class GpuUse(Record):
     name: str | None = None
     samples: int = 0
     watts: Spread | None = None
-    celsius: float | None = None  # the most, of the GPU or its memory
+    celsius: float | None = None  # maximum of the GPU or its memory
     sm_mhz: Spread | None = None  # while a kernel ran
     utilisation: float | None = None  # median, percent
-    used_mib: float | None = None  # the most
+    used_mib: float | None = None  # maximum
     throttled: dict[str, float] = field(default_factory=dict)  # share of the samples, by reason
     limit_watts: float | None = None
     default_limit_watts: float | None = None
     ecc_corrected: float | None = None
     ecc_uncorrected: float | None = None
     nvlink_errors: float | None = None
-    lost: str | None = None  # that it no longer answered
+    lost: str | None = None  # the error with which it stopped answering
 
 
 @dataclass(frozen=True, kw_only=True)
 class Moment(Record):
-    """All GPUs at one time: minimum, median and maximum of each quantity."""
+    """All GPUs at one moment: minimum, median and maximum of each quantity."""
 
     seconds: float  # since the first sample
     attempt: int
     values: dict[str, tuple[float, ...]]
-    throttled: float  # share of the GPUs that heat or the power supply slows down
+    throttled: float  # share of GPUs slowed down by heat or the power supply
 
 
 @dataclass(frozen=True, kw_only=True)
 class GpuTotals(Record):
-    """The samples of all GPUs together; shares are of GPUs and samples."""
+    """Totals over all GPUs; shares are relative to the samples of all GPUs."""
 
     watts_peak: float | None = None
     celsius_most: float | None = None
@@ -120,7 +120,7 @@ class Unsampled(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Gpus(Record):
-    """What a run's GPUs did while it trained, as their driver said every few seconds."""
+    """GPU use during a run's training, from the driver's readings every few seconds."""
 
     total: GpuTotals
     each: tuple[GpuUse, ...] = ()
@@ -131,7 +131,7 @@ class Gpus(Record):
 @dataclass(frozen=True, kw_only=True)
 class Stragglers(Record):
     slowest_over_fastest: Spread
-    slowest: dict[str, int] = field(default_factory=dict)  # by rank: how often it was the slowest
+    slowest: dict[str, int] = field(default_factory=dict)  # how often each rank was the slowest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,7 +156,7 @@ class Summary(Record):
     skipped_steps: int = 0
     nan_steps: int = 0
     attempts: int = 0
-    ran_on: tuple[RanOn, ...] = ()  # more than one: packages or code were changed between attempts
+    ran_on: tuple[RanOn, ...] = ()  # more than one if packages or code changed between attempts
     lost_steps: int = 0
     left_out: tuple[Range, ...] = ()  # steps whose batches were left out after a loss spike
     warmup_steps_dropped: int = 0
@@ -174,7 +174,7 @@ class Summary(Record):
     loss: Loss | None = None
     grad_norm: GradNorm | None = None
     validation: tuple[Validation, ...] = ()
-    not_finite: dict[str, str] = field(default_factory=dict)  # which of the values that are null were NaN or infinite
+    not_finite: dict[str, str] = field(default_factory=dict)  # which null values were NaN or infinite
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,20 +183,20 @@ class AttemptTime(Record):
     outcome: str | None = None
     cause: str | None = None
     seconds: dict[str, float]  # by kind
-    phases: dict[str, float] = field(default_factory=dict)  # seconds until its ranks had come so far
+    phases: dict[str, float] = field(default_factory=dict)  # seconds until its ranks completed each phase
     startup: dict[str, float] = field(default_factory=dict, metadata=IF_SET)  # seconds of each part of its start
 
 
 @dataclass(frozen=True, kw_only=True)
 class Goodput(Record):
-    """metrics/goodput.json: where a run's time went, by kind, over all its attempts."""
+    """metrics/goodput.json: a run's time over all its attempts, by kind."""
 
     wall_seconds: float
     allocated_seconds: float
     seconds: dict[str, float]
     goodput: float | None
     rank_hours: float | None = None
-    accounting: str = "ledger"  # or what a scheduler calls its accounts
+    accounting: str = "ledger"  # or the name of a scheduler's accounting
     attempts: tuple[AttemptTime, ...]
 
 
@@ -226,7 +226,7 @@ class LogSteps(Record):
     printed: int
     interval: int  # steps between two lines
     replayed: int
-    copies: int  # lines of a step that another rank had printed
+    copies: int  # lines of steps that another rank had printed already
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,12 +238,12 @@ class LogStepTime(Spread):
 @dataclass(frozen=True, kw_only=True)
 class LogMfu(Record):
     median: float
-    peak_tflops: float | None  # None: the log says the MFU itself
+    peak_tflops: float | None  # None if the log has the MFU itself
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogMemory(Record):
-    """In bytes: the most of any rank, and of each."""
+    """Peak memory in bytes: the maximum over ranks, and each rank's."""
 
     peak_bytes: dict[str, float]
     by_rank: dict[str, dict[str, float]]
@@ -251,7 +251,7 @@ class LogMemory(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class LogField(Record):
-    """A number that step lines have and the summary has no key for."""
+    """A number in step lines that the summary has no key for."""
 
     n: int
     last: float
@@ -261,7 +261,7 @@ class LogField(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class LogNumbers(Record):
-    """A training's log, or the logs of its ranks and attempts, in numbers."""
+    """Summary of a training log, or of the logs of several ranks and attempts."""
 
     bytes: int
     lines: LogLines
@@ -284,9 +284,9 @@ class LogNumbers(Record):
     energy: Energy | None
     stragglers: Stragglers | None
     memory: LogMemory | None
-    parameters: tuple[Tree, ...]  # as the log names them
+    parameters: tuple[Tree, ...]  # under the log's own names
     validation: tuple[Tree, ...]
     saved: tuple[int, ...]
     settings: Tree
     further: dict[str, LogField]
-    not_finite: dict[str, str]  # which of the values that are null were NaN or infinite
+    not_finite: dict[str, str]  # which null values were NaN or infinite

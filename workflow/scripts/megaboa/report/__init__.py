@@ -1,1 +1,1 @@
-"""The report: figures, checks and one page that a person reads from top to bottom."""
+"""The report: figures, checks and one page that is read from top to bottom."""

@@ -1,8 +1,8 @@
-"""Whether a run's losses are those of its reference: equal, within rounding, within a seed, or different.
+"""Checks whether a run's losses agree with its reference: equal, within rounding, within a seed, or different.
 
-What rounding can do is measured where the agreement has twins: runs of the reference whose initial weights are moved
-by one unit in the last place. Until rounding matters they hold the limits at a few units of the last place; where it
-grows, the limits grow with it, step by step. Without twins the limits are the agreement's tolerances.
+If the agreement has twins, they measure the effect of rounding: runs of the reference whose initial weights are moved
+by one unit in the last place. Before rounding matters, their limits are a few units in the last place; then the limits
+grow with it, step by step. Without twins the limits are the agreement's tolerances.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ import pandas as pd
 from megaboa.records import TIMES_TWINS, AgreementCheck, AgreementSpec, Flip, ReportCheck, Tree
 from megaboa.report.runs import RunResult
 
-# docs/benchmarks/agreement.md has the measurements behind all of these.
-# What twins may agree in by chance, relative: losses are added up in fp32, and norms over all weights.
+# docs/benchmarks/agreement.md has the measurements behind all of these limits.
+# Lowest limits by twins, relative, as these may agree by chance: losses are summed in fp32, and norms over all weights.
 LOSS_FLOOR, NORM_FLOOR = 2.0**-24, 2.0**-22
-# What two runs may differ by, as a multiple of the tolerance.
-# After a token has gone to another expert as rounding wanted it, they differ by more than rounding.
+# Multiples of the tolerance that limit the difference between two runs. Once rounding has sent a token to another
+# expert, they differ by more than rounding.
 LOSS_AFTER_TIE, NORM_AFTER_TIE = 100, 1000
 # Rounding errors in the gradient norm grow, on some texts a hundredfold in 30 steps; real errors show at once.
 EARLY_STEPS, NORM_LATER = 10, 100
-# How near to each other the logits of two experts must be for rounding to decide between them, likewise. Before any
-# token has gone to another expert, logits of two runs differ by up to 4e-5.
+# Largest difference between the logits of two experts, in tolerances, at which rounding may decide between them. Before
+# any token has gone to another expert, logits of two runs differ by up to 4e-5.
 TIE = 10
-NORM_TOLERANCE = 1e-5  # where twins are the limits, and a tie needs one
-WINDOWS = 10  # of a run's steps, over which losses are averaged to compare them with those of other seeds
+NORM_TOLERANCE = 1e-5  # used for ties if twins set the limits
+WINDOWS = 10  # number of parts of a run over which losses are averaged, to compare them with those of other seeds
 
 
 def differences(reference: RunResult, run: RunResult) -> pd.DataFrame:
-    """Of every step that both runs have, `difference` (of the loss, absolute) and `grad_norm` (relative)."""
+    """The differences at every common step: `difference` (absolute, of the loss) and `grad_norm` (relative)."""
     names = ["step", "loss", "grad_norm"]
     both = reference.steps[names].merge(run.steps[names], on="step", suffixes=("", "_other"))
     return pd.DataFrame(
@@ -99,7 +99,7 @@ def _agreement(agreement: AgreementSpec, name: str, known: dict[str, RunResult])
 def _judged(
     check: AgreementCheck, found: pd.DataFrame, agreement: AgreementSpec, known: dict[str, RunResult]
 ) -> AgreementCheck:
-    """Of runs whose steps are all there."""
+    """The verdict on runs without missing steps."""
     reference, run = known[agreement.reference], known[check.run]
     twins = [known[twin] for twin in agreement.twins]
     moved = flips(reference, run)
@@ -132,7 +132,7 @@ def _judged(
 
 @dataclass(frozen=True)
 class Limits:
-    """How far rounding can take two runs apart, by step. `grad_norm`: None where norms are not compared."""
+    """The largest differences that rounding explains, by step. `grad_norm`: None if norms aren't compared."""
 
     step: np.ndarray
     difference: np.ndarray
@@ -140,7 +140,7 @@ class Limits:
     source: str
 
     def after(self, agreement: AgreementSpec, before_tie: np.ndarray) -> Limits:
-        """The same up to a tie, and wider from it on."""
+        """The same limits before a tie, and wider ones from it on."""
         norm = (agreement.grad_norm_tolerance or NORM_TOLERANCE) * NORM_AFTER_TIE
         return replace(
             self,
@@ -160,7 +160,7 @@ def limits_of(steps: pd.Series, agreement: AgreementSpec, reference: RunResult, 
         norm = limit and limit * np.where(number < number.min() + EARLY_STEPS, 1, NORM_LATER)
         return Limits(number, np.full(len(number), agreement.tolerance), norm, "the tolerances, as no twin was run")
     among = pd.concat([differences(*pair) for pair in itertools.combinations([reference, *twins], 2)])
-    # Chaos doesn't shrink: where twins happen to come close again, another run need not.
+    # Divergence doesn't shrink: even if twins happen to come close again, another run need not.
     spread = among.groupby("step").max().cummax().reindex(number)
     losses = reference.steps.set_index("step")["loss"].reindex(number).abs()
     return Limits(
@@ -182,7 +182,7 @@ class _Beyond:
 
 
 def _beyond(found: pd.DataFrame, limits: Limits, agreement: AgreementSpec) -> list[_Beyond]:
-    """Where two runs are farther apart than they may be."""
+    """Steps at which two runs differ by more than the limits."""
     wrong = [_above(found, "difference", "", limits.difference, agreement)]
     if limits.grad_norm is not None:
         wrong.append(_above(found, "grad_norm", " in the gradient norm", np.asarray(limits.grad_norm), agreement))
@@ -221,8 +221,10 @@ def _small(check: AgreementCheck, found: pd.DataFrame, limits: Limits, before: n
 
 
 def _tie(agreement: AgreementSpec, runs: Sequence[RunResult]) -> float:
-    """How near to each other two experts' logits must be for rounding to decide: twins may show that it does farther
-    apart, as in lower precisions."""
+    """The largest difference between two experts' logits at which rounding may decide.
+
+    Twins may show that it does so at larger differences, as in lower precisions.
+    """
     pairs = (flips(*pair) for pair in itertools.combinations(runs, 2))
     seen = [moved[0].margin for moved in pairs if moved and math.isfinite(moved[0].margin)]
     return max([TIE * agreement.tolerance, *(TIMES_TWINS * margin for margin in seen)])
@@ -235,7 +237,7 @@ class _Seeds:
 
 
 def _of_seeds(reference: RunResult, run: RunResult, seeds: Sequence[RunResult]) -> _Seeds | None:
-    """The means of the losses over windows of steps, against those of the reference with other seeds."""
+    """Compare mean losses over windows of steps with those of the reference under other seeds."""
     if not seeds:
         return None
     means = {one.name: _window_means(one, reference) for one in (reference, run, *seeds)}
@@ -254,9 +256,9 @@ def _window_means(run: RunResult, reference: RunResult) -> np.ndarray:
 
 
 def flips(reference: RunResult, run: RunResult) -> list[Flip]:
-    """Every step and layer where tokens of two runs went to different experts, by each expert's number of tokens.
+    """Every step and layer in which tokens of two runs went to different experts, by each expert's number of tokens.
 
-    Empty if there is none, or where these weren't recorded.
+    Empty if there is none, or if the experts weren't recorded.
     """
     if not all("routing" in one.steps for one in (reference, run)):
         return []
@@ -279,7 +281,7 @@ def _flip(step: int, layer: int, one: Tree, other: Tree) -> Flip:
     moved = [ours - theirs for ours, theirs in zip(one["load"], other["load"], strict=True)]
     gained, lost = sum(max(0, more) for more in moved), sum(max(0, -more) for more in moved)
     choices = max(gained, lost)
-    # A token that is near a tie in one run is near it in the other too. Choices that vanish are no ties at all.
+    # A token near a tie in one run is near it in the other too. If the numbers of choices differ, it is no tie at all.
     near = [run["margins"][choices - 1] if len(run["margins"]) >= choices else math.inf for run in (one, other)]
     margin = max(near) if gained == lost else math.inf
     return Flip(step=step, layer=layer, choices=choices, of=sum(one["load"]), margin=margin)
@@ -290,6 +292,6 @@ def _first(found: pd.DataFrame, where: pd.Series) -> int | None:
 
 
 def _first_step(run: RunResult) -> int:
-    """Of a run that continued from another's checkpoint, the one after it."""
+    """The first step of a run; if it continued from another run's checkpoint, the one after it."""
     parent = (run.summary or {}).get("parent")
     return parent["iteration"] + 1 if parent and not parent.get("weights_only") else 1

@@ -1,6 +1,6 @@
-"""An experiment's runs, compared with earlier ones of the same names: step time, memory and loss, each with a verdict.
+"""Compares runs with earlier ones of the same names: step time, memory and loss, each with a verdict.
 
-A run is compared with others of its setting, which differ by the seed or by rounding alone: they show what chance does.
+Runs of one setting differ only by seed or rounding. They show the effect of chance.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from megaboa.report.agreement import agreement_checks
 from megaboa.report.intervals import POWER, Ratio, Sample, blocks_of, judged, needed, paired, ratio
 from megaboa.report.runs import RunResult, passed
 
-# By each quantity, the key of the baseline that says how much worse it may be.
+# Maps each quantity to the key of the baseline with the allowed increase.
 LIMITS = {"step_seconds": "slower", "memory.measured_gib": "more_memory", "loss.tail_mean": "higher_loss"}
-CHANCE = ("seed", "nudge")  # of `training`: what runs of one setting may differ in
-# Of launch.json: what may change the speed, and no loss.
+CHANCE = ("seed", "nudge")  # keys of `training` in which runs of one setting may differ
+# Parts of launch.json that may change the speed, but not the loss.
 LAUNCH = ("nodes", "gpus_per_node", "cpus_per_rank", "start", "image", "num_workers", "overrides", "checkpoint")
-TOLERANCE = 1e-5  # of losses that are the same but for rounding, as an agreement's default
+TOLERANCE = 1e-5  # for losses that differ only by rounding; an agreement's default
 THEIRS = "of the baseline"
 PER_CENT = f"{POWER:.0%}"
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Runs that differ by chance alone, in the order of the plan."""
+    """Runs that differ only by chance, in the order of the plan."""
 
     runs: tuple[RunResult, ...]
 
@@ -52,14 +52,14 @@ def settings_of(runs: Iterable[RunResult]) -> list[Setting]:
 
 
 def _setting(run: RunResult) -> Tree:
-    """What it was asked for, but for chance."""
+    """A run's configuration without the keys of chance."""
     training = {name: value for name, value in (run.asked.get("training") or {}).items() if name not in CHANCE}
     launch = {name: value for name, value in run.launched.items() if name in LAUNCH and value not in (None, {})}
     return {**without_harmless(run.asked), "training": training, "launch": launch}
 
 
 def sample(quantity: str, runs: Sequence[RunResult]) -> Sample | None:
-    """Of the runs that have a value. Of one that is timed, a single run's blocks of steps too."""
+    """The runs' values of a quantity. For a single run and a timed quantity, its blocks of steps are added."""
     metric = named(quantity)
     known = [(run, metric.of(run.documents)) for run in runs]
     known = [(run, float(value)) for run, value in known if value is not None and 0 < value < math.inf]
@@ -70,7 +70,7 @@ def sample(quantity: str, runs: Sequence[RunResult]) -> Sample | None:
 
 
 def step_seconds(run: RunResult) -> Sequence[float]:
-    """Of the steps that count for the speed."""
+    """Times of the steps that count for the speed."""
     if run.steps is None:
         return ()
     warm = run.steps[run.steps.groupby("attempt").cumcount() >= WARMUP_STEPS]["seconds"]
@@ -80,7 +80,7 @@ def step_seconds(run: RunResult) -> Sequence[float]:
 def baseline_checks(
     asked: BaselineSpec, runs: Sequence[RunResult], earlier: Sequence[Sequence[RunResult]]
 ) -> list[ReportCheck]:
-    """`earlier`: the runs of every results folder or bundle of the baseline."""
+    """The checks of a baseline. `earlier`: the runs of each of its results folders or bundles."""
     found: list[ReportCheck] = []
     theirs = [settings_of(one) for one in earlier]
     for setting in settings_of(runs):
@@ -90,7 +90,7 @@ def baseline_checks(
 
 
 def is_same(one: RunResult, other: RunResult) -> bool:
-    """Whether it is one run, by when its steps were: what wasn't trained again shows nothing new."""
+    """Whether both are the same run, by the times of their steps. A run that wasn't trained again shows nothing new."""
     if one.steps is None or other.steps is None or one.steps.empty:
         return False
     return one.steps["time"].tolist() == other.steps["time"].tolist()
@@ -129,7 +129,7 @@ def _check(asked: BaselineSpec, setting: Setting, quantity: str) -> BaselineChec
 def _of_quantity(
     asked: BaselineSpec, setting: Setting, quantity: str, ours: Sequence[RunResult], theirs: Sequence[RunResult]
 ) -> BaselineCheck | None:
-    """None where neither side has it, as memory on a CPU."""
+    """The check of a quantity; None if neither side has it, such as memory on a CPU."""
     one, other = sample(quantity, ours), sample(quantity, theirs)
     check = _check(asked, setting, quantity)
     if one is None or other is None:
@@ -144,7 +144,7 @@ def _of_quantity(
 def _of_loss(
     asked: BaselineSpec, setting: Setting, ours: Sequence[RunResult], theirs: Sequence[RunResult]
 ) -> BaselineCheck | None:
-    """By the curves where they are the same; else by the losses at the end, of one run for each seed."""
+    """The check of the loss: by the curves if they agree, else by the final losses of one run for each seed."""
     ours, theirs = _of_seeds(ours), _of_seeds(theirs)
     check = _check(asked, setting, "loss.tail_mean")
     pairs = [(run, other) for run in ours for other in theirs if run.name == other.name]
@@ -164,7 +164,7 @@ def _of_loss(
 
 
 def _of_seeds(runs: Sequence[RunResult]) -> list[RunResult]:
-    """One run for each name: what was trained again is no other seed. Twins are none either."""
+    """One run for each name: a repeated training is no other seed. Twins are excluded for the same reason."""
     first = {}
     for run in runs:
         if not (run.asked.get("training") or {}).get("nudge"):
@@ -173,7 +173,7 @@ def _of_seeds(runs: Sequence[RunResult]) -> list[RunResult]:
 
 
 def curve_check(run: RunResult, other: RunResult, whose: str, spec: AgreementSpec | None = None) -> AgreementCheck:
-    """What an agreement says of two runs of one name."""
+    """The agreement check of two runs of one name."""
     reference = replace(other, name=f"{other.name} {whose}")
     spec = spec or AgreementSpec(reference=reference.name, runs=(run.name,), tolerance=TOLERANCE)
     [check] = agreement_checks([spec], [reference, run])
@@ -202,7 +202,7 @@ def _judged(check: BaselineCheck, found: Ratio) -> BaselineCheck:
 
 
 def said(found: Ratio) -> str:
-    """`1.031 times (1.022 to 1.040 by 3 and 3 runs)`"""
+    """A ratio as text: `1.031 times (1.022 to 1.040 by 3 and 3 runs)`."""
     text = f"{found.value:.4g} times"
     if found.low is None:
         return f"{text}, of single runs"
@@ -215,7 +215,7 @@ def said(found: Ratio) -> str:
 
 
 def more(found: Ratio, limit: float, less_is_better: bool = True) -> str:
-    """How many runs would tell, and what that assumes."""
+    """The number of runs that would decide, with its assumptions."""
     wanted = needed(found, limit, less_is_better)
     where = "on each side" if found.theirs else "here"
     how = f"the true ratio is {found.value:.4g} and runs differ by {wanted.spread:.2g}"
@@ -226,14 +226,14 @@ def more(found: Ratio, limit: float, less_is_better: bool = True) -> str:
 
 
 def differences_of(one: RunResult, other: RunResult, where: str) -> list[str]:
-    """In what two runs differ that are compared: `optimizer.lr: 0.002, in the baseline 0.001`."""
+    """Differences between two compared runs: `optimizer.lr: 0.002, in the baseline 0.001`."""
     flat, others = (_flat({**_setting(run), **_machine(run)}) for run in (one, other))
     keys = [key for key in {**others, **flat} if flat.get(key) != others.get(key)]
     return [f"{key}: {_text(others.get(key))}, {where} {_text(flat.get(key))}" for key in keys]
 
 
 def _machine(run: RunResult) -> Tree:
-    """What it ran on, the last attempt's: digests tell that packages or code are others, not which."""
+    """The machine and software of the last attempt. Digests only show that packages or code differ, not which."""
     ran = ((run.summary or {}).get("ran_on") or [{}])[-1]
     code = (ran.get("code") or {}).get("digest")
     found = {"GPU": (run.summary or {}).get("gpu"), "Megatron-Bridge": ran.get("bridge")}

@@ -1,4 +1,4 @@
-"""The first bad one of a list whose first is good and whose last is bad: what to try next, and what was found."""
+"""Bisects a list whose first entry is good and whose last is bad: chooses the next one to try, and judges results."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Literal
 
 from megaboa.records import Checks
 
-# `untold`: more runs would tell; `broken`: its runs came to no end.
+# `untold`: only more runs would decide; `broken`: its runs failed.
 Mark = Literal["good", "bad", "untold", "broken"]
 
 
 @dataclass(frozen=True)
 class Suspects:
-    """Positions in the list: after the last good one up to the first bad one."""
+    """Positions in the list: the last good one, the first bad one, and those between."""
 
     good: int
     bad: int
-    rest: tuple[int, ...]  # between them: neither good nor bad
+    rest: tuple[int, ...]  # between them, neither good nor bad
 
     @property
     def is_one(self) -> bool:
@@ -32,19 +32,19 @@ def suspects(marks: Mapping[int, Mark]) -> Suspects:
 
 
 def next_to_try(marks: Mapping[int, Mark]) -> int | None:
-    """The one nearest to the middle that wasn't tried; None where nothing is left."""
+    """The untried position nearest to the middle; None if none is left."""
     found = suspects(marks)
     untried = [number for number in found.rest if number not in marks]
     return min(untried, key=lambda number: abs(2 * number - found.good - found.bad), default=None)
 
 
 def failing(checks: Checks) -> list[str]:
-    """The quantities that are worse than the baseline's."""
+    """The quantities that are worse than the baseline."""
     return sorted({str(check.more["quantity"]) for check in _of_baseline(checks) if check.state == "FAIL"})
 
 
 def mark_of(checks: Checks, quantities: Collection[str]) -> Mark:
-    """By the quantities that the last of the list fails."""
+    """The mark of one entry, by the quantities in which the last one fails."""
     states = [check.state for check in _of_baseline(checks) if check.more["quantity"] in quantities]
     if "FAIL" in states:
         return "bad"

@@ -33,17 +33,20 @@ from megaboa.report.provenance import provenance
 from megaboa.report.runs import load_runs, passed
 from megaboa.report.tables import save_tables
 
-CAPTIONS = Path(__file__).parents[3] / "report" / "captions.yaml"  # one for every figure
+CAPTIONS = Path(__file__).parents[3] / "report" / "captions.yaml"  # a caption for every figure
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """Input and output of a report. In an interim report runs may be missing; after a failure, other jobs' results."""
+    """Input and output of a report.
+
+    In an interim report runs may be missing; after a failure, results of other jobs.
+    """
 
     results: Path
     page: Path  # figures and checks.json are written next to it
-    command: str  # that makes this report
-    config_files: list[Path]  # the experiment's, to be shown
+    command: str  # the command that makes this report
+    config_files: list[Path]  # the experiment's files, shown on the page
     captions: Path = CAPTIONS
     interim: bool = False
     after_failure: bool = False
@@ -54,7 +57,7 @@ def make(wanted: Wanted) -> str:
     results, folder = wanted.results, wanted.page.parent
     captions = read_captions(wanted.captions)
     asked = read(ReportSpec, ExperimentFolder(results).specs.report)
-    careful = wanted.interim or wanted.after_failure  # there may be files of what was configured before
+    careful = wanted.interim or wanted.after_failure  # files of an earlier configuration may be left
     runs, interim = load_interim(results) if careful else (load_runs(results), None)
     interim = interim if wanted.interim else None
     corpora = load_corpora(results)

@@ -1,5 +1,7 @@
-"""Checks of an experiment: proofs that imports and exports lost nothing, and evaluations and profiles that failed;
-and what all checks come to. What an earlier call left of another export or capture doesn't count.
+"""Checks of an experiment's stages, and the verdict over all checks.
+
+The stages are proofs that imports and exports lost nothing, evaluations and profiles. Results of an earlier export or
+capture don't count.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from megaboa.report.runs import LEFT_OUT, RunResult, count_states
 
 
 def proof_checks(proofs: list[Path]) -> list[ReportCheck]:
-    """The checks inside `models/<model>/proof.json` (imports) and `runs/<run>/proof.json` (exports)."""
+    """The checks in `models/<model>/proof.json` (imports) and `runs/<run>/proof.json` (exports)."""
     found = []
     for path in sorted(proofs):
         subject, kind = path.parent.name, "import" if path.parent.parent.name == "models" else "export"
@@ -49,9 +51,9 @@ def proof_checks(proofs: list[Path]) -> list[ReportCheck]:
 def tensor_checks(
     agreements: Sequence[AgreementSpec], results: Path, losses: Sequence[ReportCheck], over: bool
 ) -> list[ReportCheck]:
-    """What comparing checkpoints and samples came to, where agreements ask for it.
+    """The comparison of checkpoints and samples, if agreements ask for it.
 
-    `losses`: what comparing the losses came to. `over`: as for the other stages.
+    `losses`: the checks of the losses. `over`: see `stage_checks`.
     """
     wanted = [one for one in agreements if one.tensors]
     if not wanted:
@@ -73,7 +75,7 @@ def tensor_checks(
 
 
 def _after_flip(check: TensorCheck, flip: Flip | None) -> TensorCheck:
-    """A token that rounding has sent to another expert moves tensors by more than a twin without that shows."""
+    """Don't judge tensors after rounding has sent a token to another expert: they differ more than any twin shows."""
     if flip is None or check.state != "FAIL" or check.limit is None:
         return check
     return replace(check, state="NOT_RUN", verdict=None, detail=f"can't be told, as {flip}; {check.detail}")
@@ -85,7 +87,7 @@ def _of_stage(kind: str, subject: str, check: str, state: State, detail: str) ->
 
 
 def along_checks(results: Path, asked: ReportSpec, over: bool = False) -> list[ReportCheck]:
-    """Of exports along the training: the checks of every proof, and of a job that left nothing what it said."""
+    """The checks of exports along the training: those of every proof or, if a job has left none, its failure."""
     found: list[ReportCheck] = []
     for run in asked.along:
         folder = ExperimentFolder(results).run(run)
@@ -100,7 +102,7 @@ def along_checks(results: Path, asked: ReportSpec, over: bool = False) -> list[R
 
 
 def by_subject(proofs: Sequence[StageCheck]) -> list[dict[str, object]]:
-    """One row for every import and export: how many of its checks passed, and the differences that they measured."""
+    """One row for every import and export: the number of passed checks, and the measured differences."""
     groups: dict[tuple[str, str], list[StageCheck]] = {}
     for check in proofs:
         groups.setdefault((check.kind, check.subject), []).append(check)
@@ -122,7 +124,7 @@ def _difference_in(checks: list[StageCheck], name: str) -> float | None:
 
 
 def faults(runs: list[RunResult], checks: Sequence[ReportCheck]) -> list[Fault]:
-    """What ends the call with an error, and where the page shows it."""
+    """The faults that make the call fail, and their places on the page."""
     wrong = [run for run in runs if run.state in ("FAIL", "INVALID") and not run.left_out]
     found = [Fault(name=f"run {run.name}", detail="; ".join(run.reasons), anchor=f"run-{run.name}") for run in wrong]
     failed = [check for check in checks if check.state == "FAIL"]
@@ -130,7 +132,7 @@ def faults(runs: list[RunResult], checks: Sequence[ReportCheck]) -> list[Fault]:
 
 
 def verdict(runs: Sequence[RunResult], checks: Sequence[ReportCheck]) -> State:
-    """What the report comes to: PASS only where every run and every check passed, but for runs left out on purpose."""
+    """The verdict of the report: PASS if every run and every check passed, except for runs left out on purpose."""
     planned = [run for run in runs if not run.left_out] or runs
     everything = {one.state for one in (*planned, *checks)}
     return next((state for state in ("FAIL", "INVALID", "NOT_RUN") if state in everything), "PASS")
@@ -143,7 +145,8 @@ def counts(runs: Sequence[RunResult], checks: Sequence[ReportCheck]) -> Counts:
 
 
 def stage_checks(results: Path, asked: ReportSpec, runs: Sequence[RunResult], over: bool) -> list[ReportCheck]:
-    """`over`: no call works on the experiment, so missing results have failed. Otherwise they may still come."""
+    """The checks of all stages but training. `over`: no call works on the experiment, so missing results count as
+    failed."""
     exported = {run.name for run in runs if run.export}
     checks = proofs_so_far([Path(path) for path in asked.proofs], exported, over)
     checks += [_missing("evaluation", run, of_run(results, run), over) for run in unevaluated(results, asked)]
@@ -152,7 +155,7 @@ def stage_checks(results: Path, asked: ReportSpec, runs: Sequence[RunResult], ov
 
 
 def proofs_so_far(proofs: Sequence[Path], exported: Collection[str], over: bool = False) -> list[ReportCheck]:
-    """The checks of all proofs, failed ones too; where there is none yet, one that has not run."""
+    """The checks of all proofs, including failed ones; a missing proof gives a check that has not run."""
     return [check for path in sorted(proofs) for check in _of_proof(path, exported, over)]
 
 
@@ -166,7 +169,7 @@ def unprofiled(results: Path, asked: ReportSpec) -> list[str]:
 
 
 def is_evaluated(run: Path) -> bool:
-    """Whether the numbers are those of the present export."""
+    """Whether the evaluation is that of the present export."""
     export = read_if_there(ExportRecord, RunFolder(run).export)
     evaluation = read_if_there(Evaluation, RunFolder(run).evaluation)
     return bool(export and evaluation) and evaluation.export == export.digest
@@ -185,13 +188,13 @@ def _of_proof(path: Path, exported: Collection[str], over: bool) -> list[ReportC
 
 
 def _is_of(proof: Path, converted: ImportRecord | ExportRecord | None) -> bool:
-    """Whether it proves the present conversion. Older proofs don't say."""
+    """Whether a proof is that of the present conversion. Older proofs don't record it."""
     digest = read(Proof, proof).digest
     return digest is None or (converted is not None and converted.digest == digest)
 
 
 def _missing(kind: str, subject: str, jobs: Sequence[Job], over: bool) -> StageCheck:
-    """By the first of the kind's jobs that left nothing."""
+    """The check of a missing result, by the first job of its kind that left none."""
     wanted = {"evaluation": ("evaluation",), "profile": ("trace", "analysis"), "along": ("along",)}
     chain = [job for job in jobs if job.manifest.stem in wanted.get(kind, (job.manifest.stem,))]
     lost = next((job for job in chain if not job.manifest.exists()), chain[-1])

@@ -1,4 +1,4 @@
-"""Two bundles of one experiment, as from two machines: whether they agree, and in what they differ."""
+"""Compares two bundles of one experiment, such as from two machines: whether they agree, and how they differ."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ A, B = "A", "B"
 
 @dataclass(frozen=True)
 class Side:
-    """A bundle: where it was, its results, and what it says about itself."""
+    """A bundle: its path, results and manifest."""
 
     path: Path
     results: Path
@@ -50,7 +50,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Row:
-    """One quantity of one setting: medians of both sides, and B over A."""
+    """One quantity of one setting: the middle values of both sides, and the ratio of B to A."""
 
     run: str
     quantity: str
@@ -106,10 +106,10 @@ def _named(run: str, side: str) -> str:
 
 
 def agreements_of(first: Side, names: Sequence[str], runs: Sequence[RunResult]) -> list[AgreementSpec]:
-    """A run in B must agree with that in A, within the limits that A's experiment set for its own layouts.
+    """Agreements of each run in B with that in A, with the limits that A's experiment set for its own layouts.
 
-    What differs by rounding alone in A, twins and layouts that agreed, shows what rounding does. Runs that A's
-    agreements have added are not compared themselves.
+    Runs in A that differ only by rounding, which are twins and layouts that agreed, show the effect of rounding. Runs
+    added by A's agreements are not compared themselves.
     """
     added = {name for one in first.agreements for name in (*one.twins, *one.seeds)}
     own = {check.run: check for check in agreement_checks(first.agreements, list(runs))}
@@ -135,7 +135,7 @@ def agreements_of(first: Side, names: Sequence[str], runs: Sequence[RunResult]) 
 
 
 def verdict_text(checks: Sequence[AgreementCheck]) -> str:
-    """`2 runs equal, 1 within rounding.`"""
+    """The verdict as text: `2 runs equal, 1 within rounding.`"""
     words = [check.verdict or "not compared" for check in checks]
     parts = [f"{words.count(word)} {word}" for word in dict.fromkeys(words)]
     return f"Of {len(checks)} run{'s' if len(checks) > 1 else ''}: {', '.join(parts)}."
@@ -167,7 +167,7 @@ def rows_of(ours: Sequence[RunResult], theirs: Sequence[RunResult]) -> list[Row]
 
 
 def machines(first: Side, second: Side) -> list[tuple[str, str, str]]:
-    """What each bundle says of where it ran and of its code, whether or not it is the same."""
+    """Each bundle's machine and code, whether or not they differ."""
     pairs = [_machine(side) for side in (first, second)]
     return [(name, pairs[0][name], pairs[1][name]) for name in pairs[0]]
 
@@ -190,7 +190,7 @@ def _machine(side: Side) -> dict[str, str]:
 
 
 def packages(first: BundleManifest, second: BundleManifest) -> list[tuple[str, str, str]]:
-    """Those of other versions, or on one side only."""
+    """Packages whose versions differ, or that only one side has."""
     one, other = ({_package(name): at for name, at in each.environment.packages.items()} for each in (first, second))
     names = sorted(name for name in {*one, *other} if one.get(name) != other.get(name))
     return [(name, one.get(name, "none"), other.get(name, "none")) for name in names]
@@ -201,7 +201,7 @@ def _package(name: str) -> str:
 
 
 def differs(ours: Sequence[RunResult], theirs: Sequence[RunResult]) -> list[tuple[str, list[str]]]:
-    """What is another in the runs' configuration, machine and environment, and in which runs."""
+    """Differences in the runs' configuration, machine and environment, with the names of the runs."""
     others, found = {run.name: run for run in theirs}, {}
     for run in ours:
         if other := others.get(run.name):
@@ -211,7 +211,7 @@ def differs(ours: Sequence[RunResult], theirs: Sequence[RunResult]) -> list[tupl
 
 
 def data(first: Path, second: Path) -> list[str]:
-    """Corpora, tokenizers and models that are not the same in both."""
+    """Corpora, tokenizers and models that differ between both."""
     one, other = _digests(first), _digests(second)
     return sorted(name for name in {*one, *other} if one.get(name) != other.get(name))
 

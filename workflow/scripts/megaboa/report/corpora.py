@@ -1,4 +1,4 @@
-"""The data card: what every corpus of the experiment is, how often runs read it, and their losses by validation set."""
+"""The data card: every corpus of the experiment, how often runs read it, and their losses by validation set."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ SHOWN_TOKENS = 12
 
 @dataclass(frozen=True)
 class CorpusCard:
-    """One text key of a corpus, or one of its pairs of files."""
+    """One text key of a corpus, or one pair of files."""
 
     name: str
     documents: int
     tokens: int
     bytes_per_token: float | None
-    lengths: list[int]  # documents by the power of two below their length
+    lengths: list[int]  # number of documents by power of two: the largest one up to their length
     frequent: list[str]
     dropped: str
     encoder: str
     verified: str
-    samples: tuple[str, ...] = ()  # of what the user's filter has dropped
+    samples: tuple[str, ...] = ()  # records dropped by the user's filter
 
 
 def load_corpora(results: Path) -> list[CorpusCard]:
-    """Every existing corpus that the experiment's specifications name."""
+    """The cards of all existing corpora in the experiment's specifications."""
     experiment = ExperimentFolder(results)
     folders = [experiment.corpus(path.stem) for path in experiment.specs.all("corpora")]
     made = [folder for folder in folders if folder.manifest.exists()]
@@ -62,34 +62,34 @@ def _samples(filtered: Filtered) -> tuple[str, ...]:
 
 
 def left_out(dropped: dict[str, int], bad: int, filtered: Filtered | None = None) -> str:
-    """`1,204 blank, 17 duplicate, 310 by the filter: German`."""
+    """The dropped records as text: `1,204 blank, 17 duplicate, 310 by the filter: German`."""
     by_filter = {f"by the filter: {reason}": count for reason, count in (filtered.reasons if filtered else {}).items()}
     reasons = {**dropped, "unusable": bad, **by_filter}
     return ", ".join(f"{count:,} {reason}" for reason, count in reasons.items() if count) or "none"
 
 
 def _shown(token: int | str, count: int | str, text: str | None = None) -> str:
-    """A token as text, or its number where no tokenizer is known."""
+    """A token as text, or its number if no tokenizer is known."""
     return str(token) if text is None else visible(text)
 
 
 def visible(text: str) -> str:
-    """A token whose blanks can be seen."""
+    """A token's text with visible whitespace."""
     return text.replace(" ", "␣").replace("\n", "⏎").replace("\t", "⇥").replace("\r", "␍")
 
 
 @dataclass(frozen=True)
 class DataRead:
-    """An index, which some runs share."""
+    """An index, and the runs that share it."""
 
     runs: list[str]
     corpora: list[CorpusRead]
     max_epochs: float
-    examples: ExamplesRead | None = None  # of runs that are fine-tuned
+    examples: ExamplesRead | None = None  # for fine-tuned runs
 
 
 def load_data(results: Path, runs: list[RunResult]) -> list[DataRead]:
-    """The indexes of the runs' data, in the order of the first run of each."""
+    """The indexes of the runs' data, each in the place of its first run."""
     sharing: dict[str, list[str]] = {}
     for run in runs:
         folder = ExperimentFolder(results).run(run.name)
@@ -103,7 +103,7 @@ def load_data(results: Path, runs: list[RunResult]) -> list[DataRead]:
 
 
 def last_validation(runs: list[RunResult]) -> list[tuple[str, dict[str, Any]]]:
-    """Of every run with further validation sets its last validation losses by name, the main one first."""
+    """The last validation losses of every run with further validation sets, by name, the main one first."""
     found = []
     for run in runs:
         losses = run.summary["validation"][-1]["losses"] if run.summary and run.summary["validation"] else {}

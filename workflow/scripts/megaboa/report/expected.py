@@ -1,4 +1,4 @@
-"""What was measured, compared with what preflight expected and with what others published."""
+"""Compares measurements with preflight's predictions and with published tables."""
 
 from __future__ import annotations
 
@@ -17,19 +17,22 @@ from megaboa.report.baseline import Setting, more, sample, settings_of
 from megaboa.report.intervals import Sample, judged, ratio
 from megaboa.report.runs import RunResult
 
-# A run is compared with the rows of its own layout, by their other conditions. What a table doesn't say of a
-# layout is the usual; but many are silent on sequence parallelism, and on axes that needn't be stated.
+# A run is compared with the rows of its own layout. Axes that a table doesn't mention have their defaults; but many
+# tables don't mention sequence parallelism, or axes that needn't be stated, so these aren't compared.
 LAYOUT = {"world_size": 1, **{axis.name: axis.default or "-" for axis in AXES if axis.stated}}
-# As a share, how much worse than a published range passes. NVIDIA's own reference training accepts 95% of its baseline.
+# Allowed shortfall from a published range. NVIDIA's own reference training accepts 95% of its baseline.
 LIMIT = 0.05
-# Numbers of parameters are published in two or three digits.
+# Numbers of parameters are published with two or three digits.
 PARAMS_TOLERANCE = 0.02
 
 
 @dataclass(frozen=True)
 class Expected:
-    """A row of preflight.tsv; None is what wasn't known, or wasn't measured. `model_seconds` is what the model of speed
-    said, `model_parts` what it had the step spent on, even where the expected time is an earlier run's."""
+    """A row of preflight.tsv with measurements. None: unknown, or not measured.
+
+    `model_seconds` and `model_parts` are the speed model's step time and its parts, even if the expected time is that
+    of an earlier run.
+    """
 
     run: str
     tokens: str
@@ -49,7 +52,7 @@ class Expected:
 
     @property
     def model_error(self) -> str:
-        """Of the model of speed."""
+        """The error of the speed model."""
         return _error(self.model_seconds, self.measured_seconds)
 
 
@@ -88,9 +91,9 @@ def _number(text: str) -> float | None:
 
 
 def gap_rows(table: dict[str, Any], runs: list[RunResult]) -> list[dict[str, Any]]:
-    """One row for each published value and each run of that layout; without a run, the published value alone.
+    """One row for each published value and each run of its layout; without such a run, the published value alone.
 
-    Where a table has several rows of that layout, for other models, GPUs or precisions, those that differ least.
+    If a table has several rows of one layout, for other models, GPUs or precisions, those that differ least are taken.
     """
     rows, stated = [], [{**table["conditions"], **published["conditions"]} for published in table["rows"]]
     least_differing = {
@@ -117,7 +120,7 @@ def gap_rows(table: dict[str, Any], runs: list[RunResult]) -> list[dict[str, Any
 
 
 def _interval(quantity: str, least: float, most: float, setting: Setting) -> dict[str, Any]:
-    """Of the ratio to the middle of what was published, and whether its worse end is reached."""
+    """The interval of the ratio to the middle of the published range, and the verdict on its worse end."""
     ours, less = sample(quantity, setting.runs), named(quantity).less_is_better
     if ours is None:
         return dict.fromkeys(("low", "high", "interval_by", "verdict", "why"))
@@ -141,7 +144,7 @@ def _measured(
 
 
 def _differing(conditions: dict[str, Any], run: RunResult) -> tuple[list[str], list[str]]:
-    """What is another than published, and what isn't known of the run."""
+    """Conditions in which a run differs from a published row, and those that are unknown for the run."""
     differs, unknown = [], []
     for name, asked in conditions.items():
         have = run.summary.get("gpu") if name == "gpu" else run.plan.get(name)
@@ -160,11 +163,11 @@ def _same_layout(conditions: dict[str, Any], plan: dict[str, str]) -> bool:
 def _same(name: str, asked: Any, have: Any) -> bool:
     if name == "params":
         return abs(float(have) / asked - 1) <= PARAMS_TOLERANCE
-    if name == "precision" and asked == "fp8":  # the table doesn't say how it is scaled
+    if name == "precision" and asked == "fp8":  # the table doesn't name the scaling
         return "_fp8_" in _text(have)
-    if name == "precision":  # Bridge's names have more to them
+    if name == "precision":  # ignore the suffix of Bridge's names
         return _text(have).removesuffix("_mixed") == _text(asked).removesuffix("_mixed")
-    if name in ("gpu", "model"):  # "GPT OSS 120B" there is gpt-oss-120b here
+    if name in ("gpu", "model"):  # "GPT OSS 120B" matches gpt-oss-120b
         return _letters(have).startswith(_letters(asked))
     return _text(have) == _text(asked)
 
@@ -174,5 +177,5 @@ def _letters(value: Any) -> str:
 
 
 def _text(value: Any) -> str:
-    """As plan.tsv has it."""
+    """A value as plan.tsv has it."""
     return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,7 +1,7 @@
-"""The figures that every report has; one without data isn't drawn.
+"""The figures of every report; those without data are omitted.
 
-Most are specifications like those of `report.figures`. What is more than a table with two axes has a function: it gives
-the figure and the table of what it shows, or None.
+Most are specifications like those of `report.figures`. More complex ones have a function, which returns the figure and
+a table of its data, or None.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from megaboa.report.runs import RunResult
 from megaboa.report.style import INK, MOST_ENTRIES, PALETTE, POWERS_OF_TEN, WIDTH, Shades, legend
 
 Drawn = tuple[Drawing, pd.DataFrame]
-# In the order of a run. Time in the queue, and time without a request for the run, wastes no machine.
+# In the order of a run. Time in the queue, or without a request for the run, is left out because it holds no machine.
 COLOURS = {
     "startup": PALETTE[5],
     "compile": PALETTE[3],
@@ -38,7 +38,7 @@ COLOURS = {
     "lost": PALETTE[1],
     "idle": PALETTE[7],
 }
-MOST_SAMPLED = len(PALETTE)  # runs whose GPUs are drawn
+MOST_SAMPLED = len(PALETTE)  # number of runs whose GPUs are drawn
 COURSES = {
     "watts": "power (W)",
     "celsius": "temperature (°C)",
@@ -79,7 +79,7 @@ SWEPT = "sweep"  # the heat map of a sweep over two numbers
 
 
 def agreement_figure(agreements: Sequence[AgreementSpec], runs: list[RunResult], shades: Shades) -> Drawn | None:
-    """Absolute difference from the reference by step, on a logarithmic axis that ends in a zero."""
+    """Absolute difference from the reference by step, on a logarithmic axis that ends at zero."""
     known = {run.name: run for run in runs}
     curves = [
         (known[name], differences(known[agreement.reference], known[name]))
@@ -92,7 +92,7 @@ def agreement_figure(agreements: Sequence[AgreementSpec], runs: list[RunResult],
         return None
     stride = _stride(sum(len(curve) for _, curve in curves))
     figure, axes = plt.subplots(figsize=(WIDTH, 3.5))
-    # Of steps that share a point the largest difference is shown: none may hide.
+    # Of steps that share a point the largest difference is drawn, so that none is hidden.
     curves = [(run, curve.groupby((curve["step"] - 1) // stride).max()) for run, curve in curves]
     table = pd.concat([curve.assign(run=run.name, model=run.model) for run, curve in curves], ignore_index=True)
     if len(curves) > MOST_ENTRIES:
@@ -123,7 +123,7 @@ def agreement_figure(agreements: Sequence[AgreementSpec], runs: list[RunResult],
     values = np.concatenate(values)
     positive = np.append(values[values > 0], tolerances)
     lowest, highest = (math.floor(math.log10(positive.min())), math.ceil(math.log10(positive.max()) + 0.3))
-    # Below the smallest difference the axis is linear and ends in 0: equal to the last bit.
+    # Below the smallest difference the axis is linear and ends at 0, which means equal to the last bit.
     axes.set_yscale("symlog", linthresh=10.0**lowest, linscale=0.5)
     axes.set_ylim(0, 10.0**highest)
     decades = range(lowest, highest + 1, max(1, math.ceil((highest - lowest) / 6)))
@@ -139,7 +139,7 @@ def agreement_figure(agreements: Sequence[AgreementSpec], runs: list[RunResult],
 
 
 def _distribution(axes: Axes, table: pd.DataFrame) -> None:
-    """Of very many runs the largest difference at each step, and the median."""
+    """The largest difference at each step, and the median, for very many runs."""
     bands, largest = crowd(table, "step", "difference"), table.groupby("step")["difference"].max()
     axes.plot(
         largest.index, largest, color=PALETTE[1], linewidth=1.2, label=f"largest of {table['run'].nunique()} runs"
@@ -167,7 +167,7 @@ def lengths_figure(corpora: Sequence[CorpusCard]) -> Drawn | None:
             range(first, last + 2),
             color=PALETTE[number % len(PALETTE)],
             fill=len(corpora) == 1,
-            linewidth=0 if len(corpora) == 1 else 1.6,  # an edge would be white, and seen in the dark
+            linewidth=0 if len(corpora) == 1 else 1.6,  # an edge would be white, and visible in the dark theme
             label=corpus.name,
         )
     axes.set_xticks(range(first, last + 2))
@@ -184,7 +184,7 @@ def lengths_figure(corpora: Sequence[CorpusCard]) -> Drawn | None:
 
 
 def tokens_text(count: int) -> str:
-    """`512`, `4k`, `1M`: powers of two as people call them."""
+    """A number of tokens as text: `512`, `4k`, `1M`."""
     for size, letter in ((1 << 30, "G"), (1 << 20, "M"), (1 << 10, "k")):
         if count >= size:
             return f"{count // size}{letter}"
@@ -192,12 +192,12 @@ def tokens_text(count: int) -> str:
 
 
 def sampled(runs: list[RunResult]) -> list[RunResult]:
-    """The runs of whose GPUs there are samples."""
+    """The runs with samples of their GPUs."""
     return [run for run in runs if ((run.summary or {}).get("gpus") or {}).get("course")]
 
 
 def gpus_figure(runs: list[RunResult]) -> Drawn | None:
-    """Power, temperature, clock and utilisation over a run's time: the median GPU, and from the least to the most."""
+    """Power, temperature, clock and utilisation over a run's time: the median GPU, and the range over all."""
     runs = sampled(runs)[:MOST_SAMPLED]
     if not runs:
         return None
@@ -259,7 +259,7 @@ def known(runs: list[RunResult]) -> list[RunResult]:
 
 
 def goodput_figure(runs: list[RunResult]) -> Drawn | None:
-    """Share of the time in which a run held its machines, by what it did with it."""
+    """The shares of a run's allocated time, by use."""
     runs = known(runs)[:MOST_BARS]
     if not runs:
         return None
@@ -296,7 +296,7 @@ def shares_table(runs: list[RunResult]) -> pd.DataFrame:
 
 
 def time_rows(runs: list[RunResult]) -> list[dict[str, Any]]:
-    """For the page's table; kinds without a second in any run have no column."""
+    """Rows of the page's table of times. Kinds that no run has spent time on have no column."""
     runs = known(runs)
     kinds = [kind for kind in ("queue", *COLOURS) if any(run.goodput.seconds[kind] for run in runs)]
     return [
@@ -311,7 +311,7 @@ def time_rows(runs: list[RunResult]) -> list[dict[str, Any]]:
 
 
 def startup_rows(runs: list[RunResult]) -> list[dict[str, Any]]:
-    """Of every attempt that came to its first step, how long each part of its start took."""
+    """The duration of each part of the start, for every attempt that reached its first step."""
     attempts = [(run.name, one) for run in known(runs) for one in run.goodput.attempts if "first_step" in one.startup]
     parts = [part for part in STARTUP if any(part in one.startup for _, one in attempts)]
     return [
@@ -326,7 +326,8 @@ def startup_rows(runs: list[RunResult]) -> list[dict[str, Any]]:
 
 
 def standard_figures(frames: Frames) -> list[Figure]:
-    """Seeds of a sweep are drawn as their mean; the loss by tokens only where steps differ in them."""
+    """The specifications of the standard figures. A sweep's seeds are averaged; the loss by tokens is included only if
+    steps differ in their tokens."""
     figures = [figure for figure in STANDARD if figure is not LOSS_BY_TOKENS or _steps_differ(frames)]
     if frames.varies(SEED):
         curves = {"loss", "validation", "loss_by_tokens"}
@@ -339,7 +340,7 @@ def _steps_differ(frames: Frames) -> bool:
 
 
 def _heat_map(frames: Frames) -> list[Figure]:
-    """Where two axes of a sweep are numbers, and every run has its own pair of them or another seed."""
+    """A heat map, if the sweep has two numeric axes and enough runs."""
     axes = [name for name in frames.swept if name != SEED and frames.varies(name) and frames.is_number(name)]
     if len(axes) != 2 or min(frames.runs[name].nunique() for name in axes) < 2 or len(frames.runs) < 4:
         return []

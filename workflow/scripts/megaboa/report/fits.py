@@ -1,6 +1,6 @@
-"""What is fitted to runs: a scaling law to losses, a parabola to a sweep. Numbers in, numbers and sentences out.
+"""Fits to runs: a scaling law to losses, a parabola to a sweep. Returns numbers and sentences.
 
-NumPy alone: both are small problems, and all starts and resamples are solved at once.
+It needs only NumPy: both problems are small, and all starts and resamples are solved at once.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from megaboa.config.models.outputs import Figure
 from megaboa.report.frames import PARAMS, TOKENS
 from megaboa.report.intervals import LEVEL, student
 
-FLOP = 6  # of training, for each parameter and token
-FEWEST = 3  # sizes, budgets, values of a sweep
-HUBER = 1e-3  # on the logarithm of the loss, as in Chinchilla's paper
+FLOP = 6  # FLOPs of training per parameter and token
+FEWEST = 3  # number of sizes, budgets, or values of a sweep
+HUBER = 1e-3  # applied to the logarithm of the loss, as in Chinchilla's paper
 RESAMPLES = 400
-NEAR = 2  # values of a sweep on either side of the best that its parabola is fitted to
+NEAR = 2  # number of values on either side of the best that the parabola is fitted to
 _ITERATIONS = 150
-# Of log A and log B at the mean size and budget, of log E less the log of the smallest loss, and of the exponents.
+# Bounds of log A and log B at the mean size and budget and of log E, all relative to the log of the smallest loss, and
+# of the exponents.
 _LEAST = np.array([-12.0, -12.0, -6.0, 0.01, 0.01])
 _MOST = np.array([4.0, 4.0, 0.0, 3.0, 3.0])
 
@@ -31,7 +32,7 @@ Points = np.ndarray
 
 @dataclass(frozen=True)
 class Constant:
-    """A fitted number and its 95% interval; None where these runs don't bound it."""
+    """A fitted number and its 95% interval; None if these runs don't bound it."""
 
     name: str
     value: float
@@ -46,7 +47,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class Fit:
-    """`why`: the sentence that stands in place of a fit. `curve`: y at x; of a law, the loss at N and D."""
+    """The result of a fit. `why`: the reason if there is none. `curve`: y at x; for a law, the loss at N and D."""
 
     constants: tuple[Constant, ...] = ()
     sentence: str = ""
@@ -55,7 +56,7 @@ class Fit:
     law: Law | None = None
 
     def table(self) -> pd.DataFrame:
-        """Six digits: the last ones hang on the processor."""
+        """The constants with six digits, as further ones depend on the processor."""
         rows = [
             {"constant": one.name, **{end: _six(getattr(one, end)) for end in ("value", "low", "high")}}
             for one in self.constants
@@ -81,18 +82,18 @@ class Law:
         return self.e + self.a / np.asarray(params) ** self.alpha + self.b / np.asarray(tokens) ** self.beta
 
     def best_params(self, flop: Points) -> Points:
-        """The size with the smallest loss for so much compute."""
+        """The size with the smallest loss for a given compute budget."""
         ratio = self.alpha * self.a / (self.beta * self.b)
         return ratio ** (1 / (self.alpha + self.beta)) * (np.asarray(flop) / FLOP) ** self.exponent
 
     @property
     def exponent(self) -> float:
-        """By which the best size grows with compute."""
+        """The exponent with which the best size grows with compute."""
         return self.beta / (self.alpha + self.beta)
 
 
 def fit_of(spec: Figure, table: pd.DataFrame) -> dict[str, Fit]:
-    """By level of `hue` for optima; a law has all runs."""
+    """Fits of a figure: one for each level of `hue` for optima, one of all runs for a law."""
     if spec.fit == "scaling-law":
         return {"": scaling_law(*(table[name].to_numpy(float) for name in (PARAMS, TOKENS, spec.y)))}
     groups = {"": table} if spec.hue is None else {f"{level}": part for level, part in table.groupby(spec.hue)}
@@ -102,7 +103,7 @@ def fit_of(spec: Figure, table: pd.DataFrame) -> dict[str, Fit]:
 
 
 def scaling_law(params: Points, tokens: Points, loss: Points) -> Fit:
-    """Chinchilla's law, by Huber's loss on log L from many starts, with a bootstrap over runs."""
+    """Fit Chinchilla's law: Huber's loss on log L, many starts, and a bootstrap over runs."""
     known = np.isfinite(params) & np.isfinite(tokens) & np.isfinite(loss) & (loss > 0)
     params, tokens, loss = params[known], tokens[known], loss[known]
     for values, noun, remedy in ((params, "size", "parameters"), (tokens, "budget", "tokens")):
@@ -126,7 +127,7 @@ def scaling_law(params: Points, tokens: Points, loss: Points) -> Fit:
     others = _resampled(problem, best, found[np.argsort(costs)], counts)
     law, laws = problem.law(best), [problem.law(one) for one in others]
     ends = np.isclose(others, problem.least) | np.isclose(others, problem.most)
-    open_ends = ends.mean(axis=0) > 0.025  # the interval reaches to where the search ends
+    open_ends = ends.mean(axis=0) > 0.025  # the interval reaches the bounds of the search
     bounded = dict(zip(("a", "b", "e", "alpha", "beta"), ~open_ends, strict=True))
     bounded["a"] &= bounded["alpha"]
     bounded["b"] &= bounded["beta"]
@@ -147,7 +148,7 @@ def scaling_law(params: Points, tokens: Points, loss: Points) -> Fit:
 
 
 def _resampled(problem: _Problem, best: Points, found: Points, counts: Points) -> Points:
-    """Each resample is solved from the best fit and from two others; the least cost counts."""
+    """Fit each resample from the best fit and from two others, and keep the result with the least cost."""
     tries = []
     for start in (best, found[len(found) // 3], found[-1]):
         tries.append(problem.solve(np.tile(start, (len(counts), 1)), counts))
@@ -163,7 +164,7 @@ def _constant(name: str, value: float, sample: list[float]) -> Constant:
 
 
 class _Problem:
-    """Levenberg and Marquardt's method over many starts at once, with weights that make the squares Huber's."""
+    """The Levenberg-Marquardt method for many starts at once, with weights that turn the squares into Huber's loss."""
 
     def __init__(self, params: Points, tokens: Points, loss: Points) -> None:
         self.n, self.d, self.y = np.log(params), np.log(tokens), np.log(loss)
@@ -188,7 +189,7 @@ class _Problem:
         )
 
     def _residuals(self, at: Points) -> tuple[Points, Points]:
-        """Of every start and run, and the parts of the loss."""
+        """The residuals of every start and run, and the shares of the loss's three parts."""
         a, b, e, alpha, beta = (at[:, [column]] for column in range(5))
         parts = np.stack([a - alpha * self.n, b - beta * self.d, e + 0 * self.n])
         top = parts.max(axis=0)
@@ -200,7 +201,8 @@ class _Problem:
         return (counts * np.where(size <= HUBER, size**2 / 2, HUBER * (size - HUBER / 2))).sum(axis=1)
 
     def solve(self, starts: Points, counts: Points) -> tuple[Points, Points]:
-        """Where every start ends, and its cost. `counts`: how often each run is there."""
+        """Minimize from every start; returns the solutions and their costs. `counts`: how often each resample has each
+        run."""
         at, damping = starts.copy(), np.full(len(starts), 1e-2)
         residuals, shares = self._residuals(at)
         cost = self._cost(residuals, counts)
@@ -226,7 +228,7 @@ class _Problem:
 
 
 def optimum(x: Points, y: Points, spec: Figure) -> Fit:
-    """A parabola in log x through the values around the best; the interval of its vertex is Fieller's."""
+    """Fit a parabola in log x to the values around the best; its vertex has Fieller's interval."""
     name, less = spec.x, metrics.named(spec.y).less_is_better
     known = np.isfinite(x) & np.isfinite(y) & (x > 0)
     x, y = x[known], y[known]
@@ -268,7 +270,7 @@ def optimum(x: Points, y: Points, spec: Figure) -> Fit:
 
 
 def _fieller(slope: float, bend: float, covariance: Points, t: float) -> tuple[float, float] | None:
-    """Where slope + 2·bend·v can't be told from zero; None where that has no ends."""
+    """The interval of v in which slope + 2·bend·v isn't significantly different from zero; None if it is unbounded."""
     both = 2 * covariance[1, 2]
     square = 4 * (bend**2 - t**2 * covariance[2, 2])
     middle = 4 * slope * bend - 2 * t**2 * both

@@ -1,4 +1,4 @@
-"""The page of a fleet: tables and bars of all runs of a store, in one file that needs nothing else."""
+"""The page of a fleet: tables and bars of all runs of a store, in one self-contained file."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ COLOURS = {
     "lost": PALETTE[1],
 }
 MOST_BARS = 40
-MOST_ROWS = 500  # of runs and of nodes, each
+MOST_ROWS = 500  # limit for runs and for nodes
 
 
 @dataclass(frozen=True)
 class Bar:
     name: str
-    parts: tuple[tuple[str, float], ...]  # use, and its share
+    parts: tuple[tuple[str, float], ...]  # uses and their shares
     effective: str
 
 

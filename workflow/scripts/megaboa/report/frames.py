@@ -1,4 +1,4 @@
-"""What was measured as tidy tables, one observation a row: the runs, their steps, evaluations and times."""
+"""Measurements as tidy tables with one observation per row: runs, steps, evaluations and times."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ PARAMS, TOKENS, FLOPS = "params", "trained_tokens", "train_flops"
 
 
 class UnknownColumnError(Exception):
-    """A figure asks for what no table has."""
+    """A figure refers to a column that no table has."""
 
 
 class Frames:
-    """Of the runs that passed. `values` are each run's in the sweep, `predicted` GiB by preflight."""
+    """Tables of the runs that passed. `values`: each run's values in the sweep; `predicted`: GiB by preflight."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class Frames:
         self._predicted = predicted or {}
 
     def of(self, figure: Figure) -> pd.DataFrame:
-        """The rows and columns that a figure shows, and the run of each."""
+        """The rows and columns that a figure shows, with the name of the run."""
         table = self.table(figure.data)
         given = (figure.x, figure.y, figure.value, figure.hue, figure.dash, figure.facet, figure.over, *figure.filter)
         asked = list(dict.fromkeys(name for name in given if name is not None))
@@ -60,7 +60,7 @@ class Frames:
 
     @property
     def swept(self) -> list[str]:
-        """The keys that the sweep sets."""
+        """The keys of the sweep."""
         return list(dict.fromkeys(name for values in self._values.values() for name in values))
 
     def is_number(self, name: str) -> bool:
@@ -90,7 +90,7 @@ class Frames:
         fewest = table.groupby("model")["world_size"].transform("min")
         base = rate.where(table["world_size"] == fewest).groupby(table["model"]).transform("max")
         several = table.groupby("model")["world_size"].transform("nunique") > 1
-        # Of a recipe that states none, the plan doesn't say it.
+        # The plan has no parameter count for a recipe that doesn't state its own.
         table[PARAMS] = pd.to_numeric(table[PARAMS], errors="coerce") if PARAMS in table else float("nan")
         table[FLOPS] = 6.0 * table[PARAMS] * table[TOKENS].astype(float)
         table["scaling_efficiency"] = (rate / base).where(several)
@@ -108,7 +108,7 @@ class Frames:
 
     @functools.cached_property
     def steps(self) -> pd.DataFrame:
-        """Further losses as `losses/<name>`; `warm` are the steps that count for the speed."""
+        """All steps. Further losses have columns `losses/<name>`; `warm` marks the steps that count for the speed."""
         tables = [_steps(run) for run in self._runs if run.steps is not None]
         return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=["run", "step", "loss"])
 
@@ -125,7 +125,7 @@ class Frames:
 
     @functools.cached_property
     def exports(self) -> pd.DataFrame:
-        """What was found of every checkpoint that was exported along a run's training."""
+        """The results of every checkpoint that was exported along a run's training."""
         rows = [
             {"run": run.name, "step": one.iteration, "name": name, "value": value}
             for run in self._runs
@@ -160,20 +160,20 @@ def _steps(run: RunResult) -> pd.DataFrame:
 
 
 def _setting(values: Mapping[str, Any], model: str) -> str:
-    """What the runs of a mean have in common: `lr=0.003 tp=2`."""
+    """The setting that averaged runs have in common: `lr=0.003 tp=2`."""
     kept = {key.rpartition(".")[2]: value for key, value in values.items() if key not in (SEED, "model")}
     return " ".join([model, *(f"{name}={_text(value)}" for name, value in kept.items())])
 
 
 def _numbers(column: pd.Series) -> pd.Series:
-    """As numbers, where all that is known are; plan.tsv says `-` for what isn't."""
+    """Convert a column to numbers, if all known values are numeric. plan.tsv has `-` for unknown ones."""
     known = column.mask(column == "-")
     numbers = pd.to_numeric(known, errors="coerce")
     return numbers if numbers.notna().sum() == known.notna().sum() else column.map(_text)
 
 
 def _text(value: Any) -> str:
-    """As in plan.tsv and in a YAML file; whole numbers without a point."""
+    """A value as in plan.tsv and in a YAML file; whole numbers without a decimal point."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float):

@@ -1,4 +1,4 @@
-"""The report while runs are missing. Only reads existing results; doesn't touch the inputs of the final report."""
+"""The report of incomplete experiments. It only reads results, and doesn't touch the inputs of the final report."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from megaboa.run.identity import is_outdated
 
 @dataclass(frozen=True)
 class Interim:
-    """What stands at the top of an interim report."""
+    """The summary at the top of an interim report."""
 
     made: str
     runs: int
     missing: list[Standing]
-    stages: list[str]  # that failed: all but training
+    stages: list[str]  # failed stages other than training
 
 
 def load_interim(results: Path) -> tuple[list[RunResult], Interim]:
@@ -49,7 +49,8 @@ def _load(folder: RunFolder, plan: dict[str, str], absent: dict[str, Standing]) 
 
 
 def _of_metrics(folder: RunFolder, plan: dict[str, str]) -> RunResult | None:
-    """By its metrics, where they are those of what is trained; another call may be about to write them."""
+    """The run's result from its metrics, if they are those of the present training. Another call may be about to write
+    them."""
     try:
         found = load_run(folder, plan)
         identity = read(TrainRecord, folder.train_manifest).identity
@@ -73,6 +74,6 @@ def _result(folder: RunFolder, plan: dict[str, str], found: measure.Measured) ->
 
 
 def _is_exported(folder: RunFolder) -> bool:
-    """Whether what was exported is the run as it is trained now."""
+    """Whether the export is that of the present training."""
     manifest = folder.export
     return manifest.exists() and folder.store in Path(read(ExportRecord, manifest).checkpoint).parents

@@ -1,7 +1,7 @@
-"""How far two groups of runs are apart in one quantity, with an interval, and whether so many runs can tell.
+"""Compares two groups of runs in one quantity: the ratio with an interval, and whether the runs suffice to decide.
 
-A run is one observation: its steps follow each other, and are no sample of what another run would do. Where there is
-one run on each side, the interval is that of blocks of its steps, and says nothing about other runs.
+A run is one observation, as its steps depend on each other and don't sample what another run would do. If each side has
+only one run, the interval comes from blocks of its steps and says nothing about other runs.
 docs/decisions/0044-comparisons.md has the assumptions.
 """
 
@@ -15,18 +15,18 @@ from statistics import NormalDist
 
 import numpy as np
 
-LEVEL = 0.975  # of each side: intervals of 95%
-POWER = 0.8  # of so many comparisons, with as many runs as are asked for, one would get an answer
-# What runs of one setting are taken to differ by (standard deviation) to say how many are needed, where one run on
-# each side says nothing about it. It decides no verdict.
+LEVEL = 0.975  # quantile for intervals of 95%
+POWER = 0.8  # the share of comparisons that would be decided with the recommended number of runs
+# Assumed standard deviation of runs of one setting, for the number of runs needed if single runs say nothing about it.
+# It decides no verdict.
 UNKNOWN_SPREAD = 0.01
-MOST_RUNS = 100  # that are suggested
+MOST_RUNS = 100  # largest number of runs that is recommended
 MOST_BLOCKS, SMALLEST_BLOCK, FEWEST_BLOCKS = 10, 5, 4
 
 
 @functools.cache
 def student(share: float, freedom: int) -> float:
-    """The quantile of Student's t, for whole degrees of freedom."""
+    """The quantile of Student's t for whole degrees of freedom."""
     low, high = 0.0, 1e3
     for _ in range(60):
         middle = (low + high) / 2
@@ -35,7 +35,7 @@ def student(share: float, freedom: int) -> float:
 
 
 def _student_below(t: float, freedom: int) -> float:
-    """Abramowitz and Stegun, 26.7.3 and 26.7.4."""
+    """The distribution function of Student's t: Abramowitz and Stegun, 26.7.3 and 26.7.4."""
     cosine = math.sqrt(freedom / (freedom + t * t))
     sine = t / math.sqrt(freedom + t * t)
     odd = freedom % 2
@@ -49,16 +49,16 @@ def _student_below(t: float, freedom: int) -> float:
 
 @dataclass(frozen=True)
 class Blocks:
-    """What one run's own steps say about its median: a standard error, relative, from the medians of blocks."""
+    """The relative standard error of one run's median, estimated from the medians of blocks of its steps."""
 
     error: float
     count: int
 
 
 def blocks_of(values: Sequence[float]) -> Blocks | None:
-    """Of the steps that count for the speed, in their order; None for too few of them.
+    """Blocks of the steps that count for the speed, in their order; None for too few steps.
 
-    Where neighbouring blocks are still alike, the error is widened by their correlation.
+    If neighbouring blocks are correlated, the error is increased accordingly.
     """
     count = min(MOST_BLOCKS, len(values) // SMALLEST_BLOCK)
     if count < FEWEST_BLOCKS:
@@ -67,16 +67,16 @@ def blocks_of(values: Sequence[float]) -> Blocks | None:
     around = medians - medians.mean()
     variance = float((around**2).sum() / (count - 1))
     alike = float((around[1:] * around[:-1]).sum() / (around**2).sum()) if variance else 0.0
-    # A few blocks estimate their correlation as too small by about its share of one.
+    # Few blocks underestimate their correlation by about 1 / count.
     alike = min(max(0.0, alike + 1 / count), 0.9)
     return Blocks(math.sqrt(variance / count * (1 + alike) / (1 - alike)), count)
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A positive quantity of runs of one setting, one value a run. `blocks`: of a single run, where they are known.
+    """Values of a positive quantity, one for each run of a setting.
 
-    `exact`: a number that is taken as it is, as a published one.
+    `blocks`: those of a single run, if known. `exact`: a number without uncertainty, such as a published one.
     """
 
     values: tuple[float, ...]
@@ -85,7 +85,7 @@ class Sample:
 
     @property
     def middle(self) -> float:
-        """The geometric mean: ratios are compared."""
+        """The geometric mean, because ratios are compared."""
         return math.exp(sum(map(math.log, self.values)) / len(self.values))
 
     @property
@@ -95,10 +95,9 @@ class Sample:
 
 @dataclass(frozen=True)
 class Ratio:
-    """Ours over theirs. `low` and `high` are None where nothing is known about them.
+    """The ratio of ours to theirs. `low` and `high` are None if nothing is known about them.
 
-    `by`: what the interval is from. `spread`: by how much runs of one setting differ, relative; of `freedom` degrees,
-    None where it was stated, and not measured.
+    `by`: the source of the interval. `spread`: the relative standard deviation of runs of one setting; None if unknown.
     """
 
     value: float
@@ -115,7 +114,8 @@ class Ratio:
 
 
 def ratio(ours: Sample, theirs: Sample, spread: float | None = None) -> Ratio:
-    """`spread`: by how much runs of one setting differ, as the user says; taken where no runs show it."""
+    """The ratio with its interval. `spread`: the user's standard deviation of runs of a setting, used if no runs show
+    it."""
     logs = [np.log(one.values) for one in (ours, theirs)]
     apart = float(logs[0].mean() - logs[1].mean())
     freedom = sum(one.runs - 1 for one in (ours, theirs) if one.runs)
@@ -125,7 +125,7 @@ def ratio(ours: Sample, theirs: Sample, spread: float | None = None) -> Ratio:
         return made(student(LEVEL, freedom) * _error(found, ours.runs, theirs.runs), "runs", found)
     known = [one.blocks for one in (ours, theirs) if one.runs]
     within = math.sqrt(sum(one.error**2 for one in known)) if all(known) else None
-    if spread is not None:  # a run whose own median is known less well is no better than that
+    if spread is not None:  # the error is at least that of the runs' own medians
         error = max(_error(spread, ours.runs, theirs.runs), within or 0.0)
         return made(NormalDist().inv_cdf(LEVEL) * error, "stated", spread)
     if within is not None:
@@ -134,7 +134,7 @@ def ratio(ours: Sample, theirs: Sample, spread: float | None = None) -> Ratio:
 
 
 def paired(ours: Sequence[float], theirs: Sequence[float], spread: float | None = None) -> Ratio:
-    """As `ratio`, of runs that belong together in pairs, as of one seed: only the pairs' ratios differ by chance."""
+    """The ratio for paired runs, such as of equal seeds, for which only the pairs' ratios vary by chance."""
     ratios = Sample(tuple(one / other for one, other in zip(ours, theirs, strict=True)))
     found = ratio(ratios, Sample((1.0,), exact=True), spread)
     return Ratio(found.value, found.low, found.high, found.by, found.spread, len(ours), len(theirs))
@@ -146,12 +146,12 @@ def _ratio(apart: float, half: float | None, by: str, spread: float | None, *, o
 
 
 def _error(spread: float, *runs: int) -> float:
-    """Of the difference of two means; a side of no runs is exact."""
+    """The standard error of the difference of two means. A side without runs is exact."""
     return spread * math.sqrt(sum(1 / number for number in runs if number))
 
 
 def judged(found: Ratio, margin: float, less_is_better: bool = True) -> bool | None:
-    """Whether ours is at most `margin` worse; None where so many runs can't tell."""
+    """Whether ours is at most `margin` worse; None if the runs can't decide."""
     if not found.decides:
         return None
     best, worst = (found.low, found.high) if less_is_better else (1 / found.high, 1 / found.low)
@@ -160,16 +160,19 @@ def judged(found: Ratio, margin: float, less_is_better: bool = True) -> bool | N
 
 @dataclass(frozen=True)
 class Needed:
-    """How many runs would tell, on each side that isn't exact, if ours is `ratio` times theirs and runs differ by
-    `spread`. `runs`: None for more than are ever made: the difference is too near to the limit."""
+    """The number of runs on each inexact side that would decide, if ratio and spread are as found.
+
+    `runs`: None if no practical number suffices, because the difference is too near to the limit.
+    """
 
     runs: int | None
     spread: float
-    assumed: bool  # the spread wasn't measured
+    assumed: bool  # the spread was not measured
 
 
 def needed(found: Ratio, margin: float, less_is_better: bool = True) -> Needed:
-    """With a share of POWER: the difference must be so many standard errors away from the limit."""
+    """The number of runs for a decision with a probability of POWER: it makes the standard error small enough, compared
+    with the distance from the limit."""
     worse = math.log(found.value) * (1 if less_is_better else -1)
     away, assumed = abs(worse - math.log1p(margin)), found.spread is None
     spread = UNKNOWN_SPREAD if assumed else found.spread

@@ -1,6 +1,6 @@
-"""The kinds of figures: each draws one tidy table on one set of axes, as the figure's specification says.
+"""The kinds of figures. Each draws one tidy table on one set of axes, according to the figure's specification.
 
-Many curves are drawn as a few: their mean with its confidence, or how they are distributed.
+Very many curves are summarized: by their mean with its confidence interval, or by their distribution.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ from megaboa.report.style import (
     places,
 )
 
-MOST_POINTS = 20_000  # that a figure holds before only every so many-th step is drawn
+MOST_POINTS = 20_000  # a figure with more points shows only every n-th step
 MOST_BARS = 40
-FEWEST_VALUES = 3  # with a confidence interval
+FEWEST_VALUES = 3  # fewest values for a confidence interval
 MOST_FACETS = 12
 _QUANTILES = {"p5": 0.05, "p25": 0.25, "median": 0.5, "p75": 0.75, "p95": 0.95}
-MOST_PLACES = 500  # of x, at which very many curves are looked at
+MOST_PLACES = 500  # number of places on x at which the distribution of very many curves is computed
 
 
 def draw(
     spec: Figure, table: pd.DataFrame, shades: Shades, fits: Mapping[str, Fit] | None = None
 ) -> tuple[Drawing, pd.DataFrame] | None:
-    """The figure, and what it shows; None where there is nothing to show."""
+    """The figure and a table of its data; None if there are no data."""
     if table.empty:
         return None
     parts = {"": table} if spec.facet is None else {str(k): part for k, part in table.groupby(spec.facet, sort=True)}
@@ -71,14 +71,14 @@ def draw(
             axes.set_title(f"{label(spec.facet)} {name}", fontsize=look.small, color=INK)
     for axes in list(grid.flat)[len(parts) :]:
         axes.set_visible(False)
-    # The names next to bars and boxes of single runs say it.
+    # names next to bars and boxes of single runs replace the legend
     if spec.kind != "heat" and not (spec.kind in ("bar", "box") and spec.x == "run" and shades.column == "run"):
         legend(figure)
     return figure, pd.concat(shown, ignore_index=True)
 
 
 def line(axes: Axes, table: pd.DataFrame, spec: Figure, shades: Shades) -> pd.DataFrame:
-    """A curve for each run; the mean over runs with its band; or, of very many, how they are distributed."""
+    """A curve for each run; or the mean over runs with its band; or the distribution of very many runs."""
     if spec.over is not None:
         return _means(axes, table, spec, shades)
     stride = max(1, math.ceil(len(table) / MOST_POINTS))
@@ -88,7 +88,7 @@ def line(axes: Axes, table: pd.DataFrame, spec: Figure, shades: Shades) -> pd.Da
     shown, dashes = [], _levels(axes, table, spec, shades, DASHES)
     for index, run in enumerate(runs):
         curve = table[table["run"] == run].sort_values(spec.x, kind="stable").iloc[::stride]
-        # Curves that agree lie on each other: the first are drawn broad, so that each shows at the rims of the next.
+        # Equal curves cover each other. The first ones are drawn wider, so that they show at the edges of the next.
         width = 1.3 + 0.6 * (len(runs) - 1 - index) if shades.few and not spec.dash else 1.0
         axes.plot(
             curve[spec.x],
@@ -119,7 +119,7 @@ def _means(axes: Axes, table: pd.DataFrame, spec: Figure, shades: Shades) -> pd.
 
 
 def _levels(axes: Axes, table: pd.DataFrame, spec: Figure, shades: Shades, looks: Sequence[Any]) -> dict[Any, Any]:
-    """How each value of `dash` is drawn. The legend tells it in grey, and the colours without it."""
+    """The look of each value of `dash`. The legend shows it in grey, and the colours without it."""
     if spec.dash is None:
         return {}
     levels = list(dict.fromkeys(table[spec.dash]))
@@ -138,17 +138,17 @@ def _levels(axes: Axes, table: pd.DataFrame, spec: Figure, shades: Shades, looks
 
 
 def _named(spec: Figure, shades: Shades, level: object) -> str:
-    """A number says nothing without its column."""
+    """A legend text. A number needs the name of its column."""
     return f"{label(spec.hue)} {shades.text(level)}" if spec.hue and is_number(level) else shades.text(level)
 
 
 def _entry(spec: Figure, shades: Shades, level: object) -> str:
-    """In the legend, unless it stands next to the curve, or has an entry without its dash."""
+    """The legend entry of a curve; hidden if its name stands next to it, or an entry without its dash exists."""
     return f"_{shades.text(level)}" if spec.direct or spec.dash else _named(spec, shades, level)
 
 
 def direct(axes: Axes, table: pd.DataFrame, spec: Figure, shades: Shades) -> None:
-    """The names of colours, next to the ends of their curves; moved apart where they would overlap."""
+    """Write the names of colours next to the ends of their curves, and move them apart if they would overlap."""
     size = FORMATS[spec.format].small
     height = size * 1.25 / 72 * axes.figure.dpi / axes.get_window_extent().height
     ends = []
@@ -162,7 +162,7 @@ def direct(axes: Axes, table: pd.DataFrame, spec: Figure, shades: Shades) -> Non
     lowest = [y for y, _ in ends]
     for index in range(1, len(lowest)):
         lowest[index] = max(lowest[index], lowest[index - 1] + height)
-    # As far down as up: the whole column keeps the middle of the curves' ends.
+    # shift all texts, so that their middle stays that of the curves' ends
     shift = sum(new - end[0] for new, end in zip(lowest, ends, strict=True)) / max(1, len(ends))
     texts = [(y - shift, shades.text(level), shades.of(level)) for y, (_, level) in zip(lowest, ends, strict=True)]
     if spec.hue and any(is_number(level) for _, level in ends):
@@ -182,7 +182,7 @@ def direct(axes: Axes, table: pd.DataFrame, spec: Figure, shades: Shades) -> Non
 
 
 def fitted(axes: Axes, table: pd.DataFrame, spec: Figure, shades: Shades, fits: Mapping[str, Fit]) -> pd.DataFrame:
-    """The curves of a fit over its points. What is shown says for each point what the fit gives there."""
+    """Draw the curves of a fit over its points. The returned table has the fitted value of each point."""
     table = table.assign(fitted=float("nan"))
     if spec.fit == "scaling-law":
         law = fits[""].law
@@ -214,7 +214,7 @@ def fitted(axes: Axes, table: pd.DataFrame, spec: Figure, shades: Shades, fits: 
         best = found.constants[0]
         axes.axvline(best.value, color=colour, linewidth=0.9, linestyle=":")
         if best.low is not None:
-            # An interval that is wider than the sweep ends with the axis.
+            # clip an interval that is wider than the sweep at the axis
             axes.set_xlim(axes.get_xlim())
             axes.axvspan(best.low, best.high, color=colour, alpha=0.12, linewidth=0)
         table.loc[part.index, "fitted"] = found.curve(part[spec.x].to_numpy(float))
@@ -227,14 +227,15 @@ def _between(values: pd.Series, spec: Figure) -> np.ndarray:
 
 
 def _around(values: np.ndarray, log: bool) -> tuple[float, float]:
-    """The curves of a law leave the picture where no run is."""
+    """Axis limits around the runs, which cut off a law's curves elsewhere."""
     low, high = np.nanmin(values), np.nanmax(values)
     room = (high / low) ** 0.06 if log else 0.06 * (high - low)
     return (low / room, high * room) if log else (low - room, high + room)
 
 
 def _crowd(axes: Axes, table: pd.DataFrame, spec: Figure, shades: Shades) -> pd.DataFrame:
-    """Half of the runs lie in the darker band, nine of ten in the lighter one; the line is their median."""
+    """The distribution of runs: half of them lie in the darker band, nine of ten in the lighter one; the line is their
+    median."""
     shown = []
     groups = shades.column if shades.by_group else lambda _: ""
     for name, part in table.groupby(groups, sort=False):
@@ -252,7 +253,8 @@ def _crowd(axes: Axes, table: pd.DataFrame, spec: Figure, shades: Shades) -> pd.
 
 
 def bar(axes: Axes, table: pd.DataFrame, spec: Figure, shades: Shades) -> pd.DataFrame:
-    """A bar for each value of x, and a line: 5th to 95th percentile where known, else the least and most of several."""
+    """A bar for each value of x, with a line from the 5th to the 95th percentile or, of several runs, from the least to
+    the most."""
     low, high = f"{spec.y}.p5", f"{spec.y}.p95"
     rows = []
     for name, part in table.groupby(spec.x, sort=False):
@@ -277,7 +279,7 @@ def bar(axes: Axes, table: pd.DataFrame, spec: Figure, shades: Shades) -> pd.Dat
 
 
 def box(axes: Axes, table: pd.DataFrame, spec: Figure, shades: Shades) -> pd.DataFrame:
-    """Quartiles and median of y for each value of x; the line reaches from the 5th to the 95th percentile."""
+    """Quartiles and median of y for each value of x, with a line from the 5th to the 95th percentile."""
     rows = []
     for name, part in list(table.groupby(spec.x, sort=False))[:MOST_BARS]:
         ends = np.percentile(part[spec.y], [5, 25, 50, 75, 95])
@@ -318,7 +320,7 @@ def scatter(axes: Axes, table: pd.DataFrame, spec: Figure, shades: Shades) -> pd
 
 
 def heat(axes: Axes, table: pd.DataFrame, spec: Figure, shades: Shades) -> pd.DataFrame:
-    """The mean of `value` for every pair of x and y; the number stands in the field where there is room."""
+    """The mean of `value` for every pair of x and y, written into the cells if there is room."""
     means = table.groupby([spec.y, spec.x], as_index=False)[spec.value].mean()
     grid = means.pivot(index=spec.y, columns=spec.x, values=spec.value).sort_index(ascending=False)
     written = grid.map(lambda value: in_field(value, spec.value)) if grid.size <= 64 else False
@@ -360,7 +362,7 @@ def _height(spec: Figure, table: pd.DataFrame) -> float:
 def mean_band(table: pd.DataFrame, x: str, y: str) -> pd.DataFrame:
     """Mean of y at each x, its 95% confidence interval, and the number of values.
 
-    Two values have no useful interval (12.7 times their error): their band is what lies between them. One has none.
+    For two values the interval would be useless (12.7 times their error), so the band spans both. One value has none.
     """
     by = table.groupby(x)[y]
     found = by.agg(["mean", "std", "count", "min", "max"]).reset_index().rename(columns={"count": "n"})
@@ -373,7 +375,7 @@ def mean_band(table: pd.DataFrame, x: str, y: str) -> pd.DataFrame:
 
 
 def crowd(table: pd.DataFrame, x: str, y: str) -> pd.DataFrame:
-    """Quantiles of y over the curves at each x, at no more than so many places."""
+    """Quantiles of y over the curves at each x, at no more than MOST_PLACES places."""
     places = np.sort(table[x].unique())
     table = table[table[x].isin(places[:: max(1, len(places) // MOST_PLACES)])]
     groups = table.groupby(x)[y]

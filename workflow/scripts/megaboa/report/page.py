@@ -1,4 +1,4 @@
-"""The page: figures and tables of an experiment in one file that needs nothing else."""
+"""The page: figures and tables of an experiment in one self-contained file."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ SECTIONS = {
     "along": ("along",),
 }
 FIGURES = tuple(name for names in SECTIONS.values() for name in names)
-KNOWN_ON_THE_CPU = ("tflops_per_gpu", "mfu")  # no reason to show a run among the machines
+KNOWN_ON_THE_CPU = ("tflops_per_gpu", "mfu")  # known even on the CPU, so no reason for a row in the table of machines
 CAPTIONS = (*FIGURES, *(f"{PREFIX}{name}" for name in TRACE_FIGURES))
 
 
 class ReportError(Exception):
-    """Problems of a file that the user may edit."""
+    """A problem of a file that the user may edit."""
 
 
 def read_captions(path: Path) -> dict[str, str]:
-    """A caption for every figure, from the file that the user may edit."""
+    """Read a caption for every figure, from the file that the user may edit."""
     captions = yaml.safe_load(path.read_text(encoding="utf-8"))
     if not isinstance(captions, dict) or set(captions) != set(CAPTIONS):
         raise ReportError(f"{path}: must have one caption for each of {', '.join(CAPTIONS)}, and nothing else")
@@ -67,9 +67,9 @@ def draw(
     own: Sequence[Figure] = (),
     interim: bool = False,
 ) -> list[dict[str, Any]]:
-    """Draw and save every figure with something to show, of the runs that passed. `own`: the experiment's.
+    """Draw and save every figure with data, of the runs that passed. `own`: the experiment's figures.
 
-    `interim`: a column that no run has yet is nothing to show, and no mistake.
+    `interim`: if no run has a column yet, the figure is omitted instead of being an error.
     """
     style.apply_style()
     good = passed(runs)
@@ -85,7 +85,7 @@ def draw(
     specs = [spec for spec in standard_figures(frames) if spec.name not in replaced] + list(own)
     fits = {spec.name: _fits(spec, frames) for spec in own if spec.fit}
     makers |= {spec.name: partial(_drawn, spec, frames, interim, fits.get(spec.name)) for spec in specs}
-    for path in (folder / style.DATA).glob("*.tsv"):  # of earlier reports
+    for path in (folder / style.DATA).glob("*.tsv"):  # figures of earlier reports
         if path.stem not in makers:
             style.remove(folder, path.stem)
     drawn = []
@@ -115,7 +115,7 @@ def draw(
 def _fits(spec: Figure, frames: Frames) -> dict[str, Fit]:
     try:
         return {} if frames.runs.empty else fit_of(spec, frames.of(spec))
-    except UnknownColumnError:  # which drawing says
+    except UnknownColumnError:  # reported when the figure is drawn
         return {}
     except (TypeError, ValueError) as error:
         raise ReportError(f"report.figures: {spec.name}: can't be fitted: {error}") from error
@@ -126,7 +126,7 @@ def _said(level: str, fit: Fit) -> str:
 
 
 def _printed(name: str, specs: Sequence[Figure], caption: str, note: str, runs: int) -> list[str]:
-    """Three lines: what is shown, what has to be said about it, and what it comes from."""
+    """Three lines of text for print: the content, a note, and the source."""
     spec = next((spec for spec in specs if spec.name == name), None)
     axes = "" if spec is None else f"{metrics.label(spec.y)} by {metrics.label(spec.x)}"
     coloured = [f"{how}: {metrics.label(column)}" for how, column in _columns(spec) if column is not None]
@@ -181,7 +181,8 @@ def render(
     failures: Sequence[str] = (),
     interim: Interim | None = None,
 ) -> str:
-    """The page's HTML. `tables`: those that are files too. `interim`: what is missing, in a report that is one."""
+    """The page's HTML. `tables`: names of the tables that are also files. `interim`: the missing parts of an interim
+    report."""
     proofs = [check for check in checks if check.kind in ("import", "export")]
     return (
         environment()
@@ -230,7 +231,7 @@ def render(
 
 
 def environment() -> jinja2.Environment:
-    """Of the templates here."""
+    """The environment of the templates in this folder."""
     made = jinja2.Environment(
         loader=jinja2.FileSystemLoader(HERE), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
     )
@@ -246,14 +247,14 @@ def environment() -> jinja2.Environment:
 
 
 def evaluated(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
-    """Every run that was evaluated, with a value or None for every key that any of them has."""
+    """Every evaluated run, with a value or None for every key that any run has."""
     found = [run for run in runs if run.evaluation]
     names = list(dict.fromkeys(name for run in found for name in run.evaluation))
     return [{"run": run.name, "values": {name: run.evaluation.get(name) for name in names}} for run in found]
 
 
 def along(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
-    """Every export along a training, with a value or None for every key that any of them has."""
+    """Every export along a training, with a value or None for every key that any export has."""
     found = [(run.name, one) for run in runs for one in run.along]
     names = list(dict.fromkeys(name for _, one in found for name in one.values))
     return [
@@ -267,7 +268,7 @@ def along(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
 
 
 def machines(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
-    """What every run took of its GPUs: medians, memory the most of any rank. No row of a run on the CPU."""
+    """Each run's use of its GPUs: medians, and the peak memory over all ranks. Runs on the CPU have no row."""
     rows = []
     for run in runs:
         values = {metric.name: metric.of(run.documents) for metric in metrics.used("machines")}
@@ -278,7 +279,7 @@ def machines(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
 
 
 def _slowest(times: dict[str, int]) -> str:
-    """`3, in 18 of 20 reports`"""
+    """The slowest rank as text: `3, in 18 of 20 reports`."""
     if not times:
         return ""
     rank, often = max(times.items(), key=lambda item: item[1])
@@ -286,7 +287,7 @@ def _slowest(times: dict[str, int]) -> str:
 
 
 def verdict_text(counts: Counts) -> str:
-    """`All 7 runs passed. 8 of 9 checks passed; 1 FAIL.`"""
+    """The verdict as text: `All 7 runs passed. 8 of 9 checks passed; 1 FAIL.`"""
     return f"{_counted(counts.runs, 'run')} {_counted(counts.checks, 'check')}"
 
 
@@ -306,7 +307,7 @@ def _named(drawn: list[dict[str, Any]], names: Sequence[str]) -> list[dict[str, 
 
 
 def _note(name: str, specs: Sequence[Figure], table: pd.DataFrame, good: list[RunResult]) -> str:
-    """What has to be said about a figure because of what it shows this time."""
+    """A note on a figure that depends on its data."""
     spec = next((spec for spec in specs if spec.name == name), None)
     if name == "gpus":
         shown, known = figures.MOST_SAMPLED, len(figures.sampled(good))

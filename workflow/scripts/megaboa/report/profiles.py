@@ -1,6 +1,6 @@
-"""The report's part about profiles: what each run's analysis says, and its figures.
+"""The report's part about profiles: the analysis of each run, and its figures.
 
-A figure is None where there is nothing to draw.
+A figure is None if it has no data.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from megaboa.records import Analysis, Tree, plain, read_if_there
 from megaboa.report import style
 from megaboa.report.style import GRID, INK, PALETTE, WIDTH, LogText, below
 
-MOST_PROFILES = 6  # whose figures are drawn
+MOST_PROFILES = 6  # number of runs whose figures are drawn
 PREFIX = "profile_"
 PARTS = {
     "compute": ("computing", PALETTE[0]),
@@ -54,20 +54,20 @@ class Profile:
 
     @property
     def tool(self) -> str:
-        """`pytorch on NVIDIA H200`."""
+        """The profilers and devices: `pytorch on NVIDIA H200`."""
         kinds = sorted({capture.kind for capture in self.document.captures})
         devices = sorted({one.device_name for one in self.document.captures if one.device_name})
         return ", ".join(kinds) + (f" on {', '.join(devices)}" if devices else "")
 
 
 def load_profiles(results: Path, runs: list[str]) -> list[Profile]:
-    """Of every run that was profiled, in the order of the plan."""
+    """The profiles of all profiled runs, in the order of the plan."""
     paths = [(run, ExperimentFolder(results).run(run).analysis) for run in runs]
     return [Profile(run, found) for run, path in paths if (found := read_if_there(Analysis, path))]
 
 
 def draw_profiles(profiles: list[Profile], captions: dict[str, str], folder: Path) -> dict[str, list[Tree]]:
-    """Figures by run, for the page. Those of runs that are profiled no longer are removed."""
+    """Draw the figures for the page, by run, and remove those of earlier reports."""
     for path in folder.glob(f"{PREFIX}*.svg"):
         style.remove(folder, path.stem)
     drawn = {}
@@ -87,7 +87,7 @@ def draw_profiles(profiles: list[Profile], captions: dict[str, str], folder: Pat
 
 
 def draw_all(document: Analysis, folder: Path, prefix: str = "") -> dict[str, Markup]:
-    """Draw and save every figure that has something to show."""
+    """Draw and save every figure with data."""
     style.apply_style()
     folder.mkdir(parents=True, exist_ok=True)
     drawn = {}
@@ -108,7 +108,7 @@ def _note(name: str, document: Analysis) -> str:
 
 
 def ranks_figure(document: Analysis) -> Figure | None:
-    """Mean milliseconds of a step by rank: what it computed, what it showed of communication and copies, and idled."""
+    """Mean milliseconds of a step by rank: computation, exposed communication and copies, and idle time."""
     rows = document.ranks[:MOST_RANKS]
     table = pd.DataFrame(map(plain, document.budget))
     if not rows or table["compute"].isna().all():
@@ -131,7 +131,7 @@ def ranks_figure(document: Analysis) -> Figure | None:
 
 
 def classes_figure(document: Analysis) -> Figure | None:
-    """Milliseconds per step of every class of kernels: the mean over ranks, and a line from the least to the most."""
+    """Milliseconds per step of every class of kernels: the mean over ranks, and a line from minimum to maximum."""
     rows = [
         {"rank": rank, "class": row.name, "ms": row.ms}
         for rank, detail in document.details.items()
@@ -158,7 +158,7 @@ def classes_figure(document: Analysis) -> Figure | None:
 
 
 def exposed_figure(document: Analysis) -> Figure | None:
-    """Share of every step that is communication with nothing over it, by rank."""
+    """Share of every step in exposed communication, by rank."""
     table = pd.DataFrame(map(plain, document.budget))
     if table.empty or table["exposed"].isna().all() or not table["communication"].any():
         return None
@@ -195,7 +195,7 @@ def exposed_figure(document: Analysis) -> Figure | None:
 
 
 def heat_figure(document: Analysis) -> Figure | None:
-    """Each rank's own work in each step, against the median of the ranks that hold the same part."""
+    """Each rank's own work in each step, relative to the median of the ranks of the same part."""
     table = pd.DataFrame(map(plain, document.budget))
     if table.empty or table["rank"].nunique() < 2 or table["compute"].isna().any():
         return None
@@ -215,7 +215,7 @@ def heat_figure(document: Analysis) -> Figure | None:
 
 
 def sizes_figure(document: Analysis) -> Figure | None:
-    """Size of single collectives and the bandwidth that they reached, on two logarithmic axes."""
+    """Size and bandwidth of single collectives, on two logarithmic axes."""
     rows = [plain(point) for detail in document.details.values() for point in detail.points]
     if not rows:
         return None
@@ -248,7 +248,7 @@ def sizes_figure(document: Analysis) -> Figure | None:
 
 
 def timeline_figure(document: Analysis) -> Figure | None:
-    """One step of one rank: what every stream did when."""
+    """One step of one rank: what every stream does over time."""
     drawn = document.timeline
     if not drawn or not drawn.rows:
         return None
@@ -274,7 +274,7 @@ def _finish_timeline(axes: Axes, lanes: list[str], wall: float) -> None:
 
 
 def bytes_text(size: float) -> str:
-    """`64 KiB`."""
+    """A size as text: `64 KiB`."""
     value, unit = next(((size / factor, unit) for factor, unit in UNITS if size >= factor), (size, "B"))
     return f"{value:.3g} {unit}"
 

@@ -1,4 +1,4 @@
-"""What a report was made from: versions, commit, configuration."""
+"""The origin of a report: versions, commit, configuration."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def provenance(results: Path, config_files: list[Path], command: str) -> dict[st
 
 
 def image_test(image: Path) -> str | None:
-    """What the entrypoint found inside the image; None where ranks run in none."""
+    """The test results from inside the image; None if ranks run without an image."""
     made = read_if_there(Image, image)
     return canonical(plain(made.contract)) if made and made.contract else None
 
 
 def versions(image: Path) -> dict[str, str]:
-    """Versions of what trained, from the image's manifest, and of Snakemake here."""
+    """Versions of the training's packages, from the image's manifest, and of Snakemake here."""
     found = {}
     if made := read_if_there(Image, image):
         packages = {name.lower().replace("_", "-"): value for name, value in made.packages.items()}
@@ -47,7 +47,7 @@ def versions(image: Path) -> dict[str, str]:
 
 
 def commit() -> str | None:
-    """The commit of the folder that Snakemake runs in, and whether files differ from it; None outside of git."""
+    """The commit of the present folder, and whether files differ from it; None outside of git."""
     head = _git("rev-parse", "HEAD")
     if not head:
         return None

@@ -30,20 +30,20 @@ from megaboa.records import (
     read_if_there,
 )
 
-# Best first: the order in which states are counted and shown.
+# Best first; states are counted and shown in this order.
 STATES = ("PASS", "FAIL", "INVALID", "NOT_RUN")
-LEFT_OUT = "left out"  # as runs are counted that the plan has left out
+LEFT_OUT = "left out"  # the state under which runs left out of the plan are counted
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """A planned run and what came of it. `steps` holds one row per step, without those that were done again."""
+    """A planned run and its results. `steps` has one row per step, without replayed ones."""
 
     name: str
     plan: dict[str, str]
     state: str
     reasons: list[str] = field(default_factory=list)
-    summary: Tree | None = None  # of metrics/summary.json, by whose keys tables and figures name what they show
+    summary: Tree | None = None  # metrics/summary.json; tables and figures refer to its keys
     steps: pd.DataFrame | None = None
     checkpoint: str | None = None
     export: str | None = None
@@ -63,18 +63,18 @@ class RunResult:
 
     @property
     def documents(self) -> Tree:
-        """Where its metrics are looked up."""
+        """The documents in which its metrics are looked up."""
         return {"summary": self.summary, "goodput": self.goodput and plain(self.goodput)}
 
     @property
     def parent(self) -> str | None:
-        """`<experiment>/<run>@<step>`, where the run continued from another's checkpoint."""
+        """`<experiment>/<run>@<step>`, if the run continued from another's checkpoint."""
         parent = self.plan.get("parent", "-")
         return None if parent == "-" else parent
 
     @property
     def layout(self) -> str:
-        """The parallel axes and sizes: `tp2 sp`; empty for data parallelism only."""
+        """The parallel axes and their sizes: `tp2 sp`; empty for data parallelism only."""
         sizes = {name: text for name, text in self.plan.items() if text not in ("1", "-", RECIPE)}
         return " ".join([*words(sizes), *(["sp"] if self.plan["sp"] == "true" else [])])
 
@@ -85,7 +85,7 @@ def load_runs(results: Path) -> list[RunResult]:
 
 
 def read_plan(results: Path) -> list[dict[str, str]]:
-    """Rows of plan.tsv, with what preflight has found out of recipes' own values."""
+    """Rows of plan.tsv, completed with the recipes' own values, which preflight has found."""
     with ExperimentFolder(results).plan.open(encoding="utf-8", newline="") as stream:
         rows = list(csv.DictReader(stream, delimiter="\t"))
     found = read_if_there(Preflight, ExperimentFolder(results).preflight)
@@ -104,7 +104,7 @@ def _with_recipes_values(row: dict[str, str], checked: RunCheck | None) -> dict[
 
 
 def is_left_out(plan: dict[str, str]) -> bool:
-    """On purpose: the device can't have it, or `sweep.skip_illegal` skips it."""
+    """Whether a run was left out on purpose: the device doesn't support it, or `sweep.skip_illegal` skips it."""
     return plan.get("state") == "INVALID"
 
 
@@ -114,7 +114,7 @@ def load_run(folder: RunFolder, plan: dict[str, str]) -> RunResult:
     if not folder.summary.exists():
         return RunResult(folder.name, plan, "NOT_RUN", ["it has no metrics"])
     steps = pd.read_parquet(folder.steps_table)
-    spent = files.read_json(folder.goodput) if folder.goodput.exists() else None  # null where nothing is known
+    spent = files.read_json(folder.goodput) if folder.goodput.exists() else None  # null if nothing is known
     goodput = spent and parse(Goodput, spent, folder.goodput)
     return result_of(folder, plan, read(Summary, folder.summary), steps, goodput)
 
@@ -126,7 +126,7 @@ def result_of(
     steps: pd.DataFrame,
     goodput: Goodput | None,
 ) -> RunResult:
-    """What was measured, and what was made of the run since."""
+    """A run's measurements, and its later exports and evaluations."""
     train = read_if_there(TrainRecord, folder.train_manifest)
     export = read_if_there(ExportRecord, folder.export)
     evaluation, along = read_if_there(Evaluation, folder.evaluation), read_if_there(Along, folder.along)

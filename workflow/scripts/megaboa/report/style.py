@@ -1,6 +1,6 @@
-"""One look for all figures: colours and the legend that tells them, axes, and how numbers are written.
+"""The look of all figures: colours and their legend, axes, and formats of numbers.
 
-The same data gives the same bytes, in colours that the page can turn over for the dark.
+The same data gives the same bytes. The page can invert the colours for its dark theme.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from megaboa.metrics import SECONDS, SHARE, label, named
 from megaboa.report.frames import Frames
 
 INK, MUTED, GRID = "#1d2129", "#5e6673", "#dfe3e8"
-# Okabe and Ito's colours for the colour-blind, without yellow, which can't be seen on white, and a grey.
+# Okabe and Ito's palette for the colour-blind, without yellow, which is invisible on white, and with a grey.
 PALETTE = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#8C6BB1", "#7F7F7F"]
 WIDTH = 5.2
-# Of curves and of points that are told apart by a second column.
+# The looks of curves and points that a second column distinguishes.
 DASHES = ("-", (0, (4, 2)), (0, (1.2, 1.5)), (0, (5, 1.5, 1.2, 1.5)), (0, (9, 2.5)), (0, (3, 1.2, 1, 1.2, 1, 1.2)))
 MARKERS = ("o", "s", "^", "D", "v", "P")
 
 
 @dataclass(frozen=True)
 class Format:
-    """Inches and points. `height`: times that of the page's figures."""
+    """Sizes in inches and points. `height`: a multiple of that of the page's figures."""
 
     width: float
     height: float
@@ -48,17 +48,17 @@ class Format:
     small: float
 
 
-# A column and the text's whole width of two-column papers (IEEE's 3.5 and 7.16, ICML's 3.25 and 6.75 inches):
-# the narrower of the two fits both.
+# The widths of a column and of the whole text in two-column papers (IEEE's 3.5 and 7.16, ICML's 3.25 and 6.75 inches).
+# The narrower of the two fits both.
 FORMATS = {
     "page": Format(WIDTH, 1.0, 10, 9.5),
     "one-column": Format(3.25, 0.72, 8, 7),
     "two-columns": Format(6.75, 0.8, 8, 7),
 }
-FULL = 0.97  # of a figure's width, for a legend: PDF and SVG set text a little wider than what is measured
+FULL = 0.97  # usable share of a figure's width for a legend: PDF and SVG set text slightly wider than measured
 KINDS = ("svg", "pdf", "png")
 DATA = "data"  # folder next to the figures
-FIT = ".fit"  # after the name of a figure, in that folder: the constants of what is fitted
+FIT = ".fit"  # suffix, after a figure's name, of the file with the constants of its fit
 
 _STYLE = {
     "figure.constrained_layout.use": True,
@@ -83,9 +83,9 @@ _STYLE = {
     "axes.spines.right": False,
     "axes.spines.top": False,
     "ytick.left": False,
-    # Names are text, never formulas: a `$` in one is a `$`.
+    # names are text, not formulas: a `$` stays a `$`
     "text.parse_math": False,
-    # Text stays text: smaller files, searchable, and in the page's own font.
+    # text isn't converted to paths: smaller files, searchable, and in the page's own font
     "svg.fonttype": "none",
     "svg.hashsalt": "megaboa",
     "pdf.fonttype": 42,
@@ -96,9 +96,9 @@ _NO_DATES = {
     "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
     "png": {"Software": None},
 }
-# More legend entries could not be told apart.
+# more legend entries would be indistinguishable
 MOST_ENTRIES = 24
-FEW_ENTRIES = 8  # that are written in the size of the axes' own names
+FEW_ENTRIES = 8  # up to so many entries have the normal size
 MOST_COLUMNS = 5
 
 
@@ -108,14 +108,14 @@ def apply_style() -> None:
 
 
 def formatted(spec: Figure) -> AbstractContextManager[None]:
-    """The sizes of text that a figure asks for."""
+    """A context with the text sizes of a figure's format."""
     look = FORMATS[spec.format]
     sizes = dict.fromkeys(("xtick.labelsize", "ytick.labelsize", "legend.fontsize"), look.small)
     return plt.rc_context({"font.size": look.text, "axes.labelsize": look.text, **sizes})
 
 
 def power_of_ten(value: float, _position: int | None = None) -> str:
-    """`10⁻⁵` without a formula renderer; 0 for the zero of a symmetric logarithmic axis."""
+    """A power of ten without a formula renderer (`10⁻⁵`); 0 for the zero of a symmetric logarithmic axis."""
     if value <= 0:
         return "0"
     exponent = f"{value:.0e}".split("e")
@@ -130,7 +130,7 @@ def save(figure: Drawing, folder: Path, name: str) -> str:
     """Save a figure as SVG, PDF and PNG; returns the SVG for embedding in the page."""
     for kind in KINDS:
         buffer = io.BytesIO()
-        # The PNG is for places that don't know what is behind it, so it brings its own white.
+        # the PNG may be placed on any background, so it brings its own white one
         extra = {"dpi": 200, "facecolor": "white", "transparent": False} if kind == "png" else {}
         figure.savefig(buffer, format=kind, metadata=_NO_DATES[kind], **extra)
         write_bytes(folder / f"{name}.{kind}", buffer.getvalue())
@@ -138,17 +138,17 @@ def save(figure: Drawing, folder: Path, name: str) -> str:
 
 
 def save_data(table: pd.DataFrame, folder: Path, name: str) -> None:
-    """What a figure shows, one observation a row, to the last bit."""
+    """Save a figure's data, one observation per row, to the last bit."""
     write_text(folder / DATA / f"{name}.tsv", table.to_csv(sep="\t", index=False, lineterminator="\n"))
 
 
 def save_text(lines: Sequence[str], folder: Path, name: str) -> None:
-    """What may be printed below a figure."""
+    """Save the text that may be printed below a figure."""
     write_text(folder / f"{name}.txt", "".join(f"{' '.join(line.split())}\n" for line in lines))
 
 
 def remove(folder: Path, name: str) -> None:
-    """Remove a figure that an earlier report had and this one hasn't."""
+    """Remove a figure of an earlier report that this one doesn't have."""
     for kind in (*KINDS, "txt"):
         (folder / f"{name}.{kind}").unlink(missing_ok=True)
     for kind in (".tsv", f"{FIT}.tsv"):
@@ -156,7 +156,7 @@ def remove(folder: Path, name: str) -> None:
 
 
 def for_page(svg: str, name: str) -> str:
-    """Make an SVG part of the page: its width, its font and its ink; ids that no other figure has."""
+    """Adapt an SVG to the page: flexible size, the page's font and colours, and unique ids."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r'(<svg [^>]*?) ?width="[^"]*"', r"\1", svg, count=1)
@@ -169,10 +169,10 @@ def for_page(svg: str, name: str) -> str:
 
 
 class Shades:
-    """Colours by the values of one column: a few have one each of the palette, many go from light to dark.
+    """Colours by the values of one column: few values have one each of the palette, many go from light to dark.
 
-    Without a column a few runs have a colour each. Of many, the colour tells the model or, where there is only one, the
-    place in the plan.
+    Without a column, few runs have a colour each. For many runs the colour shows the model or, if there is only one,
+    the place in the plan.
     """
 
     def __init__(self, frames: Frames, column: str | None = None) -> None:
@@ -183,7 +183,7 @@ class Shades:
         levels = list(dict.fromkeys(runs[self.column])) if self.column in runs else []
         if (
             self.column == "run" and len(levels) > MOST_ENTRIES
-        ):  # names next to bars tell them; shades would tell nothing
+        ):  # bars have names next to them, so shades would add nothing
             colours = [PALETTE[0]] * len(levels)
         elif len(levels) <= len(PALETTE) or self.column == "model":
             # Models beyond the palette share its last colour, a grey.
@@ -197,7 +197,7 @@ class Shades:
         return PALETTE[0]
 
     def of(self, level: object) -> str:
-        if level not in self._colours:  # of a column that is not the runs': kinds of time, names of sets
+        if level not in self._colours:  # a column without runs, such as kinds of time or names of sets
             self._colours[level] = PALETTE[min(len(self._colours), len(PALETTE) - 1)]
         return self._colours[level]
 
@@ -206,7 +206,7 @@ class Shades:
 
 
 def legend(figure: Drawing) -> None:
-    """A legend below the axes, one entry per label, where there is something to tell apart and room to do it."""
+    """Draw a legend below the axes, one entry per label, if there are several and not too many."""
     unique = {}
     for axes in figure.axes:
         handles, labels = axes.get_legend_handles_labels()
@@ -222,7 +222,10 @@ def legend(figure: Drawing) -> None:
 
 
 def below(figure: Drawing, handles: list[Any], labels: list[str], **more: Any) -> Legend:
-    """A legend below the axes, in as many columns as fit. The figure grows by its height: the axes keep theirs."""
+    """A legend below the axes, in as many columns as fit.
+
+    The figure grows by its height, so that the axes keep theirs.
+    """
     for columns in range(MOST_COLUMNS, 0, -1):
         drawn = figure.legend(handles, labels, loc="outside lower center", ncols=columns, **more)
         size = drawn.get_window_extent(figure.canvas.get_renderer())
@@ -272,7 +275,7 @@ def formatter(name: str | None) -> FuncFormatter:
 
 
 class LogText(LogFormatter):
-    """`0.01`, `100`, `30k`, `10⁻⁷` at the ticks that Matplotlib would label, but as plain text and not as formulas."""
+    """Labels the same ticks as Matplotlib, but with plain text instead of formulas: `0.01`, `100`, `30k`, `10⁻⁷`."""
 
     def __call__(self, value: float, pos: int | None = None) -> str:
         if not super().__call__(value, pos):
@@ -281,7 +284,7 @@ class LogText(LogFormatter):
 
 
 def short(value: float) -> str:
-    """`30k`, `1.5M`: what fits under an axis."""
+    """A short number for an axis: `30k`, `1.5M`."""
     for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
             return f"{value / size:.6g}{letter}"
@@ -293,7 +296,7 @@ def is_number(value: object) -> bool:
 
 
 def number(value: float, name: str) -> str:
-    """A value as it is written into a figure: `32.5 ms`, `12,345`, `41%`."""
+    """A value for a figure: `32.5 ms`, `12,345`, `41%`."""
     unit = named(name).unit
     if unit == SECONDS:
         return duration(value)
@@ -307,7 +310,7 @@ def duration(seconds: float) -> str:
 
 
 def in_field(value: float, name: str) -> str:
-    """With as many digits in each field."""
+    """A value for a cell of a heat map, with the same number of digits in each."""
     if pd.isna(value):
         return ""
     return number(value, name) if named(name).unit in (SHARE, SECONDS) or value >= 1000 else f"{value:#.4g}"

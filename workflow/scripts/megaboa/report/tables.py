@@ -1,4 +1,4 @@
-"""Tables as files: tab-separated with every digit, Markdown and LaTeX (booktabs) with as many as one reads."""
+"""Tables as files: tab-separated with every digit, Markdown and LaTeX (booktabs) with rounded numbers."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def save_tables(
     expected: Sequence[Expected],
     folder: Path,
 ) -> set[str]:
-    """Write them, and remove those of an earlier report; say which there are."""
+    """Write all tables with content, and remove those of an earlier report; returns the names of the tables."""
     made = {
         "runs": runs_table(runs, frames),
         "evaluation": pd.DataFrame([{"run": run.name, **run.evaluation} for run in runs if run.evaluation]),
@@ -80,7 +80,7 @@ def save_tables(
 
 
 def runs_table(runs: Sequence[RunResult], frames: Frames) -> pd.DataFrame:
-    """Every run with its state; of those that passed what was measured, and what `evaluate` found."""
+    """Every run with its state, and the measurements and evaluations of those that passed."""
     known = frames.runs
     named = [{"run": run.name, "state": run.state, "model": run.model, "layout": run.layout} for run in runs]
     measured = {metric.name for metric in metrics.used("file")}
@@ -133,13 +133,13 @@ def as_latex(table: pd.DataFrame) -> str:
     head = " & ".join(latex(name) for name in table.columns)
     rules = f"\\toprule\n{head} \\\\\n\\midrule\n{body}\\bottomrule\n"
     table = f"\\begin{{tabular}}{{{columns}}}\n{rules}\\end{{tabular}}"
-    # A table that is wider than the text is made as wide as it; others keep their size.
+    # a table wider than the text is scaled down; others keep their size
     width = r"\ifdim\width>\linewidth\linewidth\else\width\fi"
     return f"% needs \\usepackage{{booktabs,graphicx}}\n\\resizebox{{{width}}}{{!}}{{%\n{table}}}\n"
 
 
 def latex(text: str) -> str:
-    """Text that LaTeX prints as it is."""
+    """Escape text for LaTeX."""
     return "".join(_LATEX.get(sign, sign) for sign in text)
 
 

@@ -1,7 +1,7 @@
-"""Exports of the checkpoints that a run keeps, each with its proof and evaluation: while it trains, or afterwards.
+"""Exports of the checkpoints that a run keeps, each with its proof and evaluation, during or after training.
 
-Nothing of the run is touched, and nothing is made twice: what is there is known by its record, and the exports lie in
-the store as any other. Every conversion is a process of its own, started where ranks are.
+The run itself isn't touched. Completed exports are recognised by their records and not repeated; they are in the store
+like all others. Every conversion is a separate process, started like ranks.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ Say = Callable[[str], None]
 
 
 def export_along(folder: RunFolder, spec: AlongSpec, say: Say = print, follow: bool = False) -> Along:
-    """Export what is there; `follow`: and what the run saves from now on, until it is finished.
+    """Export all kept checkpoints. `follow`: also those that the run saves from now on, until it is finished.
 
-    InputError names what failed, after all others were made.
+    Raises InputError with all failures at the end, after all other exports were made.
     """
     payload, failed, done = _store(folder), {}, {}
     while True:
@@ -68,7 +68,7 @@ def export_along(folder: RunFolder, spec: AlongSpec, say: Say = print, follow: b
 
 
 def wanted(payload: RunStore, every: int | None) -> list[int]:
-    """The complete checkpoints that there are: all, or those at multiples of a number of steps."""
+    """The complete checkpoints: all, or only those at multiples of `every` steps."""
     found = checkpoints.complete_iterations(payload.checkpoints)
     return [iteration for iteration in found if every is None or iteration % every == 0]
 
@@ -88,7 +88,7 @@ def _is_finished(payload: RunStore) -> bool:
 
 @dataclass(frozen=True)
 class _Step:
-    """One checkpoint on its way to a proved and evaluated export."""
+    """Export, proof and evaluation of one checkpoint."""
 
     folder: AlongFolder
     payload: RunStore
@@ -96,7 +96,7 @@ class _Step:
     say: Say
 
     def make(self) -> str | None:
-        """What failed, in a few words; None where all is there."""
+        """Make what is missing; return the first failure in a few words, or None."""
         if self._is_made:
             return None
         folder, iteration = self.folder, self.folder.iteration
@@ -158,7 +158,7 @@ class _Step:
 
     @property
     def _asked_for(self) -> str:
-        """What decides an export, its proof and its evaluation."""
+        """Digest of everything that the export, its proof and its evaluation depend on."""
         image = self._image_manifest
         facts = {
             "spec": plain(replace(self.spec, every=None)),
@@ -177,7 +177,8 @@ class _Step:
         return ["--image", str(self._image_manifest)] if self._image_manifest else []
 
     def _starter(self, kind: str) -> list[str]:
-        """In the image if there is one, and by as many ranks as the model is converted by."""
+        """The command that starts a conversion: in the image, if there is one, and with as many ranks as the model
+        needs."""
         specs = self.folder.experiment_folder.specs
         conversion = specs.of("conversions", self.folder.run.model["name"])
         ranks = read_if_there(ConversionSpec, conversion)
@@ -195,7 +196,7 @@ class _Step:
         return folder.experiment_folder.logs / "export" / f"{folder.name}@{folder.iteration}.{kind}.log"
 
     def _run(self, kind: str, starter: list[str], words: list[str]) -> str | None:
-        """Nothing where it succeeds; else the last line that it said, and its log."""
+        """Run one job; return None if it succeeds, else its last line of output and its log."""
         log = self._log(kind)
         log.parent.mkdir(parents=True, exist_ok=True)
         self.say(f"{self.folder.name}, step {self.folder.iteration}: {kind}")

@@ -1,4 +1,4 @@
-"""What people hear of a run: on the terminal, in the experiment's progress log, and by a command of theirs."""
+"""Messages to the user about a run: on the terminal, in the experiment's progress log, and by their command."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from megaboa.scheduler.ranks import Ended
 PROGRESS_SECONDS, JOB_PROGRESS_SECONDS = 2.0, 30.0
 LOG_LINES_SHOWN = 15
 NOTIFY_SECONDS = 60
-LONGEST_FACT = 4000  # characters: an environment is not for logs
+LONGEST_FACT = 4000  # characters; environment variables aren't made for logs
 Say = Callable[[str], None]
 
 
 def announcer(folder: RunFolder) -> Say:
-    """Says a line on the terminal and in the experiment's progress log."""
+    """A function that prints a line on the terminal and to the experiment's progress log."""
 
     def say(text: str) -> None:
         line = f"{time.strftime('%H:%M:%S')}  {folder.name:<16} {text}"
@@ -37,7 +37,8 @@ def announcer(folder: RunFolder) -> Say:
 
 
 def progress_reporter(payload: RunStore, say: Say, in_job: bool) -> Callable[[], None]:
-    """To be called often: says how far the run has come, now and then; in a job less often: there may be hundreds."""
+    """A function, to be called often, that reports the run's progress at intervals: longer ones in a job, because
+    hundreds of jobs may share the log."""
     seconds = JOB_PROGRESS_SECONDS if in_job else PROGRESS_SECONDS
     last_time, last_text = time.monotonic(), ""
 
@@ -48,7 +49,7 @@ def progress_reporter(payload: RunStore, say: Say, in_job: bool) -> Callable[[],
         last_time = time.monotonic()
         try:
             text = progress.describe(progress.read_progress(payload.path))
-        except (OSError, ValueError):  # seeing is not worth a training
+        except (OSError, ValueError):  # a progress report isn't worth a failed training
             return
         if text != last_text:
             last_text = text
@@ -60,7 +61,7 @@ def progress_reporter(payload: RunStore, say: Say, in_job: bool) -> Callable[[],
 def explain(
     folder: RunFolder, target: AttemptFolder, ended: Ended, detail: str, advice: str, rank: int | None = None
 ) -> str:
-    """What the user reads when ranks have failed."""
+    """The message that the user reads after ranks have failed."""
     log = target.log(rank if rank is not None else ended.rank or 0)
     lines = read_tails([(0, log)]).get(0, "").splitlines()
     shown = "\n".join(f"    {line}" for line in lines[-LOG_LINES_SHOWN:])
@@ -68,9 +69,9 @@ def explain(
 
 
 def notify(command: str | None, **facts: object) -> str | None:
-    """Tell the user of a run's end, by a command of theirs; what went wrong comes back as text.
+    """Run the user's notification command at a run's end; return a description of its failure, or None.
 
-    It finds MEGABOA_RUN, MEGABOA_STATE and so on in its environment.
+    The command gets the facts as environment variables, such as MEGABOA_RUN and MEGABOA_STATE.
     """
     if not command:
         return None

@@ -1,8 +1,8 @@
-"""Bad nodes of a run: released, checked before ranks start on them, and avoided.
+"""Bad nodes of a run: health checks before ranks start, exclusion from the job, and release.
 
-A scheduler gets a job's list of excluded nodes: the user's own, and those that failed during the run. It may accept the
-list for waiting jobs only, and keeps it. A job whose supervisor died can't change its own, so live processes do it:
-`revise` is called by Snakemake, by `megaboa status` and by supervisors of other runs.
+The scheduler keeps a job's list of excluded nodes: those that the user excluded, and those that failed during the run.
+It may accept changes only while the job waits. A job whose supervisor died can't change its own list, so live processes
+do it: Snakemake, `megaboa status` and supervisors of other runs call `revise`.
 """
 
 from __future__ import annotations
@@ -27,18 +27,21 @@ from megaboa.scheduler.answers import UnreachableError
 from megaboa.scheduler.protocol import Job
 from megaboa.scheduler.registry import cluster
 
-LONGEST_SEARCH = 3  # times that a job is put back because it was given an avoided node again
+LONGEST_SEARCH = 3  # times that a job is requeued because it was given an avoided node again
 REVISE_SECONDS = 300.0
 
 
 def require_claim(call: Call) -> None:
-    """A host that the scheduler has lost sight of may live on: its supervisor must leave the run to its next holder."""
+    """Raise Interrupted if another process has claimed the run.
+
+    A supervisor may live on after the scheduler lost its host, and must leave the run to its next holder.
+    """
     if claims.newest(call.payload.claims) > call.claim:
         raise Interrupted("another process has claimed the run")
 
 
 def leave(call: Call, why: str) -> NoReturn:
-    """Give the nodes back, and be started on others."""
+    """Give up the nodes and requeue the job to run on others."""
     users, avoided = _excluded(call)
     require_claim(call)
     kept_away = f", without {', '.join(sorted(avoided))}" if avoided else ""
@@ -53,7 +56,8 @@ def leave(call: Call, why: str) -> NoReturn:
 
 
 def heed_signals(call: Call) -> None:
-    """Between two attempts: a stop was requested, and the scheduler may know why."""
+    """Respond to a signal that arrived between two attempts: stop or, if the scheduler ended the job otherwise, requeue
+    it."""
     if call.signals.seen:
         if interruption := call.site.interruption(call.began):
             _heed(call, interruption)
@@ -67,22 +71,23 @@ def _heed(call: Call, interruption: Failure) -> None:
 
 
 def give_up(call: Call, evidence: str) -> NoReturn:
-    """Cancelled while no ranks ran: no attempt's end records it."""
+    """Stop because of a cancellation while no ranks ran. It is recorded here, as there is no attempt whose end could
+    record it."""
     ledger.append(call.payload.ledger, Cancelled(detail=evidence))
     raise Interrupted(evidence)
 
 
 def leave_too_few_nodes(call: Call) -> None:
-    """In a later life of the supervisor, for which its job may have lost more nodes than it had spares."""
+    """Requeue the job if a later life of the supervisor finds that it has lost more nodes than it had spares."""
     wanted, left = call.folder.launch.nodes, len(call.site.nodes)
     if call.site.job and call.life > 1 and left < wanted:
         leave(call, f"resources.nodes is {wanted}, and the job has {left} left")
 
 
 def leave_avoided_nodes(call: Call) -> None:
-    """Nodes that the job has lost meanwhile, and those that failed under this run and were given to us again.
+    """Replace nodes that the job has lost, and nodes that failed under this run but were allocated to it again.
 
-    Spares take their place, where there are enough.
+    Spares take their place, if there are enough; otherwise the job is requeued.
     """
     job = call.site.job
     if lost := call.site.lost():
@@ -94,7 +99,7 @@ def leave_avoided_nodes(call: Call) -> None:
         recent |= {one.node for one in node_memory.here(call.folder) if one.avoided}
         good = [node for node in call.site.spares if node not in recent]
         if again := sorted(recent.intersection(call.site.nodes))[: len(good)]:
-            call.site.spares = [*good, *(node for node in call.site.spares if node in recent)]  # the first are taken
+            call.site.spares = [*good, *(node for node in call.site.spares if node in recent)]  # taken from the front
             take_spares(call, set(again), for_good=False)
     if job is None or not job.can_requeue or ledger.left_in_a_row(call.entries) >= LONGEST_SEARCH:
         return
@@ -105,8 +110,10 @@ def leave_avoided_nodes(call: Call) -> None:
 
 
 def take_spares(call: Call, bad: Set[str], for_good: bool = True) -> bool:
-    """Let spares of this job take the place of bad nodes; False where there are too few. Those that only were bad wait
-    as the last spares."""
+    """Replace bad nodes by spares of this job; returns False if there are too few.
+
+    `for_good=False`: the nodes only were bad at some time, and become the last spares.
+    """
     before = set(call.site.nodes)
     if not call.site.replace(bad, for_good):
         return False
@@ -116,19 +123,19 @@ def take_spares(call: Call, bad: Set[str], for_good: bool = True) -> bool:
 
 
 def _excluded(call: Call) -> tuple[set[str], set[str]]:
-    """The nodes that the user excluded, and those that the run avoids besides."""
+    """The nodes that the user excluded, and the further ones that the run avoids."""
     job, entries = call.site.job, call.entries
     if job is None:
         return set(), set()
     try:
         users = users_own(entries, job.id, job.excluded)
-    except UnreachableError:  # its commands may be away
+    except UnreachableError:  # the scheduler's commands may be unavailable
         users = set(filter(None, [job.excluded]))
     return users, avoided(entries, job.partition, call.folder, users)
 
 
 def require_health(call: Call, target: AttemptFolder) -> None:
-    """Look at the nodes; a bad one sends the job to others."""
+    """Check the health of the nodes; requeue the job, or take spares, if one of them is bad."""
     if call.signals.seen or call.healthy:
         return
     began = time.time()
@@ -141,16 +148,16 @@ def require_health(call: Call, target: AttemptFolder) -> None:
     call.healthy = True
     if not problems or call.signals.seen:
         return
-    if interruption := call.site.interruption(began):  # then the check was ended, and no node is to blame
+    if interruption := call.site.interruption(began):  # the scheduler interrupted the check, so no node is to blame
         _heed(call, interruption)
-    if 1 < len(problems) == len(call.site.nodes):  # the network between them, and other nodes would not be better
+    if 1 < len(problems) == len(call.site.nodes):  # the fault lies between the nodes, so other nodes would not help
         call.say(f"the health check blames no node: {next(iter(problems.values()))[0]}")
         return
     text = "; ".join(f"{node}: {', '.join(found)}" for node, found in sorted(problems.items()))
     call.say(f"unhealthy: {text}")
     ledger.append(call.payload.ledger, Unhealthy(bad_nodes=tuple(sorted(problems)), detail=text))
     node_memory.remember(folder, {node: ", ".join(found) for node, found in problems.items()}, unfit.what)
-    if take_spares(call, set(problems)):  # these are looked at as well
+    if take_spares(call, set(problems)):  # the spares are checked too
         call.healthy = False
         require_health(call, target)
         return
@@ -161,14 +168,15 @@ def require_health(call: Call, target: AttemptFolder) -> None:
 
 
 def excluded_from(job: Job | None) -> list[str]:
-    """The nodes that a job is kept away from now."""
+    """The nodes that a job is excluded from at present."""
     return sorted(cluster().hostnames(job.excluded)) if job else []
 
 
 def users_own(entries: Sequence[Event], job: str, excluded: str) -> set[str]:
-    """The nodes that the user excluded, as the job had them before its first supervisor changed any.
+    """The nodes that the user excluded: the job's list before its first supervisor changed it.
 
-    `excluded`: what the job has now. Older ledgers don't say what it had at first: what was never blamed is theirs.
+    `excluded`: the job's present list. Older ledgers don't record the first list; then all nodes that were never blamed
+    count as the user's.
     """
     first = next((entry for entry in entries if isinstance(entry, Called) and entry.job == job), None)
     if first and first.excluded is not None:
@@ -177,7 +185,7 @@ def users_own(entries: Sequence[Event], job: str, excluded: str) -> set[str]:
 
 
 def avoided(entries: Sequence[Event], partition: str, folder: RunFolder, users: set[str]) -> set[str]:
-    """The nodes that a run is better off without now."""
+    """The nodes that a run should avoid at present."""
     recent = ledger.avoided_nodes(entries, time.time(), folder.launch.recovery.exclude_hours)
     ours = {node: blamed for node, blamed in recent.items() if node not in users}
     needed = folder.launch.nodes + folder.launch.spare_nodes
@@ -192,11 +200,11 @@ def avoided(entries: Sequence[Event], partition: str, folder: RunFolder, users: 
 
 
 def usable(partition: str, avoided: Mapping[str, float], needed: int, users: Set[str] = frozenset()) -> set[str]:
-    """The nodes to avoid, given the times at which they failed: a bad node is better than waiting forever.
+    """The nodes to avoid, given the times at which they failed. A bad node is better than waiting forever.
 
-    One node more is kept than the run needs, because no process may be left to change the list when the next one dies;
-    the nodes that failed longest ago are released first. Those that failed last stay avoided, if the run has enough
-    nodes.
+    Nodes that failed longest ago are released first, until the run has one node more than it needs: when the next one
+    dies, no process may be left to change the list. Nodes that failed last stay avoided as long as the run has enough
+    others.
     """
     if not avoided:
         return set()
@@ -211,7 +219,10 @@ def usable(partition: str, avoided: Mapping[str, float], needed: int, users: Set
 
 
 def reviser(results: Path) -> Callable[[], None]:
-    """To be called often: revises now and then. What can't be done now can be done later."""
+    """A function, to be called often, that calls `revise` at intervals.
+
+    Failures are ignored, as it tries again later.
+    """
     looked = -REVISE_SECONDS
 
     def look() -> None:
@@ -226,7 +237,7 @@ def reviser(results: Path) -> Callable[[], None]:
 
 
 def revise_in_background(results: Path) -> None:
-    """In the background, while this process lives: it must not wait for the scheduler."""
+    """Call `revise` in a thread while this process lives, so that the process never waits for the scheduler."""
     look = reviser(results)
 
     def keep_looking() -> None:
@@ -238,13 +249,13 @@ def revise_in_background(results: Path) -> None:
 
 
 def revise(results: Path) -> None:
-    """Give waiting jobs back the nodes that they need no longer avoid, or can't do without.
+    """Let waiting jobs use nodes again that they need no longer avoid, or can't do without.
 
-    `results`: the folder of all experiments. Jobs that we don't know, and what their users excluded, are left alone.
+    `results`: the folder of all experiments. Unknown jobs, and nodes excluded by users, are left alone.
     """
     waiting = {job.id: job for job in cluster().waiting() if job.excluded}
     for run in begun(results) if waiting else ():
-        with contextlib.suppress(Exception):  # whatever another run's files hold: the others are served all the same
+        with contextlib.suppress(Exception):  # a broken file of one run must not stop the others
             _revise_run(run, waiting)
 
 

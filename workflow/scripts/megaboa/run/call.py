@@ -1,4 +1,4 @@
-"""One life of the supervisor, and how it ends before the run does."""
+"""One life of the supervisor, and the exceptions that end it before the run's end."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Interrupted(Exception):
 
 
 class Requeued(Exception):
-    """The scheduler starts this job again; until then there is nothing to do."""
+    """The scheduler will start this job again; nothing is left to do until then."""
 
 
 @dataclass
@@ -42,16 +42,17 @@ class Call:
     signals: Signals
     claim: int
     say: Say
-    life: int = 1  # of several that its keeper has given it
-    healthy: bool = False  # the nodes were looked at since ranks ran on them
-    waiting_check: WaitingCheck | None = None  # of the nodes, when these ranks have ended
-    unpacked: bool = False  # the image, once for all steps, as far as that could be done
-    sound: set[int] = field(default_factory=set)  # checkpoints that were read in this life, and are as they were saved
+    life: int = 1  # number of this life, among those that the keeper has started
+    healthy: bool = False  # nodes were checked, and no ranks have run on them since
+    waiting_check: WaitingCheck | None = None  # stands by to check the nodes when these ranks have ended
+    unpacked: bool = False  # the image was unpacked once for all steps, or the attempt failed
+    sound: set[int] = field(default_factory=set)  # checkpoints verified in this life
     began: float = field(default_factory=time.time)
 
     @functools.cached_property
     def found(self) -> frozenset[int]:
-        """Checkpoints that were complete when this life began, as long as it is asked for before ranks start."""
+        """Checkpoints that were complete when this life began. Must be read before ranks start, because it is cached
+        then."""
         return frozenset(checkpoints.complete_iterations(self.payload.checkpoints))
 
     def end_waiting_check(self) -> None:

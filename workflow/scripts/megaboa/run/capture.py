@@ -1,4 +1,4 @@
-"""A short run of its own under a profiler: the trained run, its checkpoints and its speed are left alone."""
+"""A short separate run under a profiler, which leaves the trained run, its checkpoints and its speed alone."""
 
 from __future__ import annotations
 
@@ -22,13 +22,16 @@ WRAPPER = Path(__file__).parents[2] / "profile_rank.py"
 
 
 def capture(folder: RunFolder) -> Trace:
-    """Profile the run's first steps as profile.json says, once for each identity and settings; return the manifest."""
+    """Profile the run's first steps as profile.json says; return the manifest.
+
+    One capture per identity and settings.
+    """
     site = sites.here(folder.launch, folder.run.device, container=sites.container_of(folder.launch, folder.image))
     check_nodes(folder, site.nodes)
     check_image(folder)
     check_data(folder)
     identity = identity_of(folder)
-    captured = {"run": plain(identity), "profile": folder.documents["profile"]}  # as its file has it
+    captured = {"run": plain(identity), "profile": folder.documents["profile"]}  # as in its file, without defaults
     final = store.folder(folder.launch.store, "profiles", f"{folder.experiment}/{folder.name}", captured)
     with store.building(final) as partial:
         if partial:
@@ -62,7 +65,7 @@ def _profile(folder: RunFolder, site: Place, identity: Identity, target: Attempt
 
 
 def _run(site: Place, command: list[str], folder: RunFolder, target: AttemptFolder) -> Ended:
-    # A profiler sees what it has started itself, so no rank may be forked by another process.
+    # A profiler only sees processes that it has started itself, so ranks must not be forked by another process.
     environment = {**rank_environment(folder, environment=environment_digest(folder)), local.FORKED: "0"}
     with sites.image_shared(site, target.image):
         ranks = site.start(command, folder.run.world_size, target.path, environment)

@@ -1,11 +1,11 @@
-"""Which checkpoints of a run may be trusted, which are kept, and which one is exported.
+"""Which checkpoints of a run can be trusted, which are kept, and which one is exported.
 
-Bridge's own tracker files are written while the last parts of a checkpoint are still missing, and not in one step. So
-rank 0 writes a marker into a checkpoint's folder after the whole save (`mark_complete`), with the sizes of its files,
-and only folders with a marker count. The supervisor adds checksums while training goes on, and compares sizes and
-checksums before it resumes: a checkpoint that was damaged since is set aside (`distrust`), and the one before it is
-taken. Files whose checksums differ are read twice, as a host's memory may be bad. It also removes old checkpoints
-(`retire`): renames them first, atomically, and then deletes them.
+Bridge writes its own tracker files before the last parts of a checkpoint are there, and not atomically. So rank 0
+writes a marker with the files' sizes into a checkpoint's folder after the whole save (`mark_complete`), and only
+folders with a marker count. The supervisor adds checksums while training continues, and compares sizes and checksums
+before it resumes: a checkpoint that was damaged in the meantime is set aside (`distrust`), and the previous one is
+used. Files with wrong checksums are read a second time, because the host's memory may be bad. The supervisor also
+removes old checkpoints (`retire`): it first renames them, atomically, and then deletes them.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from megaboa.records import CheckpointMark, Evaluated, Tree, read, read_steps, w
 
 MARKER = "complete.json"
 DIGESTS = "digests.json"
-REMOVED = "removed_"  # before the name of a folder that is being removed
+REMOVED = "removed_"  # prefix of folders that are being removed
 LOOK_SECONDS = 2.0
-READERS = 4  # files read at once; a parallel file system is faster so, and a laptop not slower
+READERS = 4  # files read at once: faster on a parallel file system, and not slower on a laptop
 LAST_WRITTEN = "run_config.yaml"
-LOSS = "lm loss"  # by which the best checkpoint is found
+LOSS = "lm loss"  # decides which checkpoint is the best
 _FOLDER = re.compile(r"^iter_(\d{7,})$")
 
 
@@ -42,10 +42,10 @@ def folder(checkpoints: Path, iteration: int) -> Path:
 
 
 def mark_complete(checkpoints: Path) -> None:
-    """Mark every checkpoint whose save is over.
+    """Mark every checkpoint whose save is complete.
 
-    Which one that is the folders tell: a save in the background ends steps after the one that it belongs to. Bridge
-    writes its configuration when all tensors are on disk.
+    The folders decide which ones these are, because a background save ends some steps after the step that it saves.
+    Bridge writes its configuration last, when all tensors are on disk.
     """
     for iteration, path in _folders(checkpoints):
         if (path / LAST_WRITTEN).exists() and not _counts(path):
@@ -57,33 +57,33 @@ def complete_iterations(checkpoints: Path) -> list[int]:
 
 
 def has_shards(config: Tree) -> bool:
-    """Whether each rank has saved its own shard of the optimizer: by the configuration that a checkpoint holds."""
+    """Whether each rank saved its own shard of the optimizer, by the configuration in the checkpoint."""
     saved = config.get("checkpoint") or {}
     return saved.get("dist_ckpt_optim_fully_reshardable") is False and saved.get("ckpt_format") != "fsdp_dtensor"
 
 
 def latest(checkpoints: Path) -> int:
-    """The newest complete checkpoint's iteration; 0 where there is none."""
+    """The newest complete checkpoint's iteration; 0 if there is none."""
     return max(complete_iterations(checkpoints), default=0)
 
 
 def sizes(checkpoints: Path) -> dict[int, int]:
-    """Bytes of every complete checkpoint, as they were when it was saved."""
+    """Size in bytes of every complete checkpoint at the time of its save, by iteration."""
     complete = sorted((number, path) for number, path in _folders(checkpoints) if _counts(path))
     return {number: _bytes(path, (path / MARKER).stat().st_mtime_ns) for number, path in complete}
 
 
 def completed_at(checkpoints: Path) -> dict[int, float]:
-    """When the save of every complete checkpoint was over, in unix seconds, as far as its marker says so."""
+    """When each complete checkpoint was completed, in unix seconds, if its marker says so."""
     complete = [(number, path) for number, path in _folders(checkpoints) if _counts(path)]
     said = {number: _completed(path, (path / MARKER).stat().st_mtime_ns) for number, path in complete}
     return {number: moment for number, moment in said.items() if moment is not None}
 
 
 def hide_unfinished(checkpoints: Path) -> list[Path]:
-    """Rename what an interrupted save left, because Bridge would write into the same folder again.
+    """Rename the leftovers of interrupted saves, because Bridge would write into the same folders.
 
-    `delete_retired` deletes its files.
+    `delete_retired` deletes their files.
     """
     unfinished = [path for _, path in _folders(checkpoints) if not _counts(path)]
     for path in unfinished:
@@ -92,16 +92,16 @@ def hide_unfinished(checkpoints: Path) -> list[Path]:
 
 
 def kept(iterations: Sequence[int], keep_last: int | None, keep_every: int | None) -> list[int]:
-    """Which of these checkpoints are kept: the newest ones, and those at multiples of `keep_every`."""
+    """The checkpoints to keep: the newest `keep_last`, and those at multiples of `keep_every`."""
     newest = sorted(iterations)[-keep_last:] if keep_last else sorted(iterations)
     return sorted({*newest, *(number for number in iterations if keep_every and number % keep_every == 0)})
 
 
 def retire(checkpoints: Path, keep_last: int | None, keep_every: int | None, verified: bool = True) -> list[int]:
-    """Hide old checkpoints, if a newer one is good.
+    """Hide old checkpoints if a newer one is good; return their iterations.
 
-    `verified`: only one that has been read back for its checksums is good. One rename each, so a kill leaves whole
-    checkpoints, or folders that don't look like one. `delete_retired` deletes their files.
+    `verified`: a checkpoint is only good if its checksums are known. Hiding is a single rename, so a kill leaves either
+    a whole checkpoint or a folder that doesn't look like one. `delete_retired` deletes the files.
     """
     complete = complete_iterations(checkpoints)
     spare = {*complete} - {*kept(complete, keep_last, keep_every)}
@@ -119,12 +119,12 @@ def delete_retired(checkpoints: Path) -> None:
 
 
 def read_here(path: Path, names: list[str]) -> dict[str, str]:
-    """Checksums of these files of a checkpoint."""
+    """Checksums of these files of a checkpoint, by name."""
     return _of_each(path, names, file_digest)
 
 
 def read_again(path: Path, names: list[str]) -> dict[str, str]:
-    """The same, bypassing this host's page cache as far as the file system lets it."""
+    """Checksums as by `read_here`, but without this host's page cache, as far as the file system allows that."""
     forget(path, names)
     return read_here(path, names)
 
@@ -140,13 +140,13 @@ Reader = Callable[[Path, list[str]], dict[str, str]]
 
 
 def digests_of_share(path: Path, reader: int, readers: int) -> dict[str, str]:
-    """Checksums of those files that fall to one of several readers, each of which has about as many bytes to read."""
+    """Checksums of the files of one of several readers; the files are divided so that all read about as many bytes."""
     largest_first = sorted(_payload(path), key=lambda name: (-(path / name).stat().st_size, name))
     return read_here(path, largest_first[reader::readers])
 
 
 def add_digests(checkpoints: Path, iteration: int, read: Reader = read_here) -> None:
-    """Record the checksums of a complete checkpoint; from now on they define its content."""
+    """Record the checksums of a complete checkpoint, which define its content from now on."""
     path = folder(checkpoints, iteration)
     if _counts(path) and not (path / DIGESTS).exists():
         write_json(path / DIGESTS, read(path, _payload(path)))
@@ -159,9 +159,10 @@ def has_digests(checkpoints: Path, iteration: int) -> bool:
 def damage(
     checkpoints: Path, iteration: int, full: bool = True, read: Reader = read_here, again: Reader = read_again
 ) -> str | None:
-    """A checkpoint's damage, in a few words; None if it is unchanged, or nothing is known of its files.
+    """A description of a checkpoint's damage; None if it is unchanged, or nothing is known of its files.
 
-    Sizes are always compared, checksums only in `full`: that reads the whole checkpoint, and files that differ `again`.
+    Sizes are always compared. Checksums are only compared if `full`, which reads the whole checkpoint, and once more
+    (`again`) the files that differ.
     """
     path = folder(checkpoints, iteration)
     for name, size in _known_sizes(path).items():
@@ -182,21 +183,21 @@ def damage(
 
 
 def distrust(checkpoints: Path, iteration: int) -> Path:
-    """Set a damaged checkpoint aside, for people to look at; it counts no longer."""
+    """Set a damaged checkpoint aside for inspection; it no longer counts. Returns its new path."""
     path = folder(checkpoints, iteration)
     number = 1 + sum(1 for _ in checkpoints.glob(f"damaged_{path.name}*"))
     return path.rename(path.with_name(f"damaged_{path.name}" + (f"-{number}" if number > 1 else "")))
 
 
 def trust_again(checkpoints: Path, iteration: int, aside: str) -> None:
-    """Put one that was set aside back: it was not to blame."""
+    """Put back a checkpoint that was set aside without being at fault."""
     (checkpoints / aside).rename(folder(checkpoints, iteration))
 
 
 def keeper(
     checkpoints: Path, verify: bool, keep_last: int | None = None, keep_every: int | None = None
 ) -> Callable[[], None]:
-    """Call it often: writes the checksums of new checkpoints, then removes old ones.
+    """A function, to be called often, that adds the checksums of new checkpoints and then removes old ones.
 
     A thread does the slow work while the ranks continue.
     """
@@ -224,13 +225,13 @@ def keeper(
 
 
 def add_all_digests(checkpoints: Path, read: Reader = read_here) -> None:
-    """Also of those that came faster than they could be read: any of them may be exported."""
+    """Record all missing checksums, also of checkpoints that came too fast for `keeper`: any may be exported."""
     while iteration := _newest_unread(checkpoints):
         add_digests(checkpoints, iteration, read)
 
 
 def chosen(run: str, store: RunStore, wanted: str | int) -> int:
-    """The iteration that `export.checkpoint` means: `final`, `best` (lowest validation loss) or an iteration."""
+    """The iteration that `export.checkpoint` selects: `final`, `best` (lowest validation loss) or an iteration."""
     kept = complete_iterations(store.checkpoints)
     if not kept:
         raise InputError(
@@ -259,7 +260,7 @@ def _best(run: str, store: RunStore, kept: list[int]) -> int:
 
 
 def evaluations(store: RunStore) -> dict[int, Evaluated]:
-    """By step, the last time that it was evaluated."""
+    """Each step's last evaluation."""
     events = [event for attempt in store.attempts for event in read_steps(attempt.steps)]
     found = [event for event in events if isinstance(event, Evaluated) and LOSS in event.losses]
     return {event.step: event for event in found}
@@ -289,7 +290,7 @@ def _sizes(path: Path) -> dict[str, int]:
 
 
 def _size(path: Path) -> int:
-    """Of an opened file: NFS looks at the server then, and other ranks may have written it a moment ago."""
+    """Size of a file. It is opened, because NFS then asks the server; another rank may have just written the file."""
     with path.open("rb") as stream:
         return os.fstat(stream.fileno()).st_size
 
@@ -309,7 +310,7 @@ def _known_sizes(path: Path) -> dict[str, int]:
 
 
 def _mark(path: Path) -> CheckpointMark:
-    """One that can't be read says nothing of sizes."""
+    """A checkpoint's marker; an empty one if it can't be read, so that no sizes are known."""
     try:
         return read(CheckpointMark, path / MARKER)
     except (FileNotFoundError, ValueError):
@@ -328,8 +329,10 @@ def _counts(path: Path) -> bool:
 
 
 def _put_out_of_sight(path: Path) -> None:
-    """At once, and whether or not all files of an earlier one of this name are deleted: it may be large, and NFS may
-    refuse to empty a folder in which a dead rank has open files.
+    """Rename a folder so that it no longer looks like a checkpoint.
+
+    This doesn't wait for files of an earlier one with the same name to be deleted: it may be large, and NFS may refuse
+    to empty a folder in which a dead rank has open files.
     """
     names = (path.with_name(f"{REMOVED}{path.name}" + "-again" * times) for times in itertools.count())
     path.rename(next(name for name in names if not name.exists()))

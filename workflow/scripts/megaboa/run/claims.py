@@ -1,8 +1,8 @@
-"""One trainer per run: claims name their job, and the scheduler says whether it is alive.
+"""One trainer per run: claims name their job, and the scheduler says whether that is alive.
 
-A claim is a numbered file, created by link(2), which succeeds for one of several contenders on any shared file system.
-The claim with the highest number counts, until it is released or its holder is dead. So a killed holder never needs an
-unlock, and nobody takes over from a living one.
+A claim is a numbered file, created by link(2), which succeeds for exactly one contender on any shared file system. The
+claim with the highest number is valid until it is released or its holder is dead. So a killed holder needs no unlock,
+and nobody takes over from a live one.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from megaboa.scheduler.protocol import Job
 from megaboa.scheduler.registry import cluster
 
 POLL_SECONDS = 5.0
-LOCK_POLL_SECONDS = 0.2  # where no scheduler must be asked
-KEPT = 5  # older claims are removed
+LOCK_POLL_SECONDS = 0.2  # if no scheduler has to be asked
+KEPT = 5  # number of claims that are kept
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a claim's holder may still train; None if unknown, with the reason."""
+    """Whether a claim's holder may still be training; None if unknown. `why`: the reason for not knowing."""
 
     alive: bool | None
     why: str = ""
@@ -58,7 +58,7 @@ def myself(job: Job | None) -> Holder:
 
 
 def describe(holder: Holder) -> str:
-    """With user and cluster where they differ from ours."""
+    """A description of a holder, with its user and cluster if these differ from ours."""
     user, theirs = holder.user, holder.cluster
     whose = f" of user {user}" if user not in (None, _user(os.geteuid())) else ""
     where = f" on cluster {theirs}" if theirs not in (None, _own_cluster()) else ""
@@ -68,7 +68,8 @@ def describe(holder: Holder) -> str:
 
 @contextlib.contextmanager
 def held(folder: Path, me: Holder, on_wait: Callable[[str], None] = lambda holder: None) -> Iterator[int]:
-    """Hold the run; yield the claim's number. If another process may hold it, tell `on_wait` which, and wait."""
+    """Hold the run, and yield the claim's number. While another process may hold it, wait, and pass its name to
+    `on_wait`."""
     folder.mkdir(parents=True, exist_ok=True)
     told = set()
     while isinstance(claim := _try(folder, me), _Taken):
@@ -81,7 +82,7 @@ def held(folder: Path, me: Holder, on_wait: Callable[[str], None] = lambda holde
         try:
             yield number
         finally:
-            # If it can't be written, the lock ends with this process, and the scheduler knows when the job ends.
+            # If this fails, the lock still ends with this process, and the scheduler knows when the job ends.
             with contextlib.suppress(OSError):
                 _released(_path(folder, number)).touch()
 
@@ -92,12 +93,12 @@ def newest(folder: Path) -> int:
 
 
 def last_holder(folder: Path) -> Holder | None:
-    """The present or last holder of the run."""
+    """The run's present or last holder."""
     return _known(_newest(folder))
 
 
 def holder(folder: Path) -> Holder | None:
-    """The holder of the run, from the files."""
+    """The run's present holder according to the files; None if it was released."""
     path = _newest(folder)
     return None if path is None or _released(path).exists() else _known(path)
 
@@ -109,7 +110,7 @@ def is_held(folder: Path) -> bool | None:
 
 
 def is_of_other_cluster(holder: Holder) -> bool:
-    """Whether the holder's job is unknown to the scheduler here; its number may be that of another job."""
+    """Whether the holder's job belongs to another cluster; the same number here may be a different job."""
     return holder.job is not None and holder.cluster not in (None, _own_cluster())
 
 
@@ -118,11 +119,11 @@ def is_of_other_user(holder: Holder) -> bool:
 
 
 def judge(holder: Holder, path: Path, me: Holder | None = None) -> Verdict:
-    """Whether a claim's holder may still train."""
+    """Whether a claim's holder may still be training."""
     if holder.job is None:
         return _judge_by_lock(holder, path)
     if me and holder.job == me.job and holder.cluster in (None, me.cluster):
-        # An earlier life of our own job is over; within one life a second call is another process of the same host.
+        # An earlier life of our own job is over. Within one life, a second call is another process on the same host.
         return _judge_by_lock(holder, path) if holder.restarts == me.restarts else Verdict(False)
     return _judge_by_scheduler(holder)
 
@@ -143,7 +144,8 @@ def _judge_by_scheduler(holder: Holder) -> Verdict:
 
 
 def _judge_by_lock(holder: Holder, path: Path) -> Verdict:
-    """While it lives, a process of this host (or of one that shares locks with it) has the claim's file locked."""
+    """Whether the claim's file is locked: a live holder on this host, or on one that shares locks with it, keeps it
+    locked."""
     try:
         return Verdict(_is_locked(path))
     except FileNotFoundError:
@@ -155,7 +157,7 @@ def _judge_by_lock(holder: Holder, path: Path) -> Verdict:
 
 
 def _try(folder: Path, me: Holder) -> tuple[int, IO[bytes]] | _Taken:
-    """Take the next claim if the newest one is free; else return its holder."""
+    """Take the next claim if the newest one is free; otherwise return its holder."""
     current = _newest(folder)
     if current and not _released(current).exists():
         verdict, theirs = _judge_file(current, me)
@@ -164,9 +166,9 @@ def _try(folder: Path, me: Holder) -> tuple[int, IO[bytes]] | _Taken:
     number = int(current.stem) + 1 if current else 1
     draft = folder / f".{me.host}.{me.pid}.tmp"
     write(draft, me)
-    lock = draft.open("r+b")  # for writing: NFS locks only such files
-    # Before others can see the claim, because a live holder holds the lock. Without locks, others notice when they ask
-    # for it (`_judge_by_lock`).
+    lock = draft.open("r+b")  # opened for writing, because NFS locks no other files
+    # The lock precedes the link, because a visible claim without a lock looks dead. If the file system has no locks,
+    # others notice when they try (`_judge_by_lock`).
     with contextlib.suppress(OSError):
         fcntl.flock(lock, fcntl.LOCK_EX)
     first = True
@@ -175,7 +177,7 @@ def _try(folder: Path, me: Holder) -> tuple[int, IO[bytes]] | _Taken:
     except FileExistsError:
         first = False
     finally:
-        draft.unlink()  # before another try, which writes it again
+        draft.unlink()  # removed before another try, which writes it again
     if not first:
         lock.close()
         return _try(folder, me)
@@ -192,7 +194,7 @@ def _judge_file(path: Path, me: Holder | None) -> tuple[Verdict, Holder | None]:
 
 
 def _said(path: Path, theirs: Holder | None, verdict: Verdict) -> str:
-    """The holder that a contender waits for and, if its state is unknown, what a person can do."""
+    """Description of the holder that a contender waits for and, if its state is unknown, how to release the run."""
     name = describe(theirs) if theirs else "somebody"
     if verdict.alive:
         return name
@@ -204,7 +206,7 @@ def _path(folder: Path, number: int) -> Path:
 
 
 def _released(path: Path) -> Path:
-    """The file that releases a claim: written by its holder, or by a person who knows that the holder is gone."""
+    """The file that releases a claim. Its holder writes it, or a person who knows that the holder is gone."""
     return path.with_suffix(".released")
 
 
@@ -213,7 +215,7 @@ def _newest(folder: Path) -> Path | None:
 
 
 def _read(path: Path) -> Holder | None:
-    """A claim; None where it is gone. Older ones name no user: then it is whose file it is."""
+    """The holder in a claim; None if the file is gone. Older claims name no user, so the file's owner is taken."""
     try:
         owner, found = path.stat().st_uid, read(Holder, path)
     except FileNotFoundError:
@@ -231,7 +233,7 @@ def _known(path: Path | None) -> Holder | None:
 def _is_locked(path: Path) -> bool:
     try:
         stream = path.open("r+b")
-    except PermissionError:  # of another user; enough for a lock on most file systems
+    except PermissionError:  # another user's file; on most file systems reading is enough for a lock
         stream = path.open("rb")
     with stream:
         try:
@@ -250,7 +252,7 @@ def _no_lock(path: Path, error: OSError) -> str:
 
 @functools.cache
 def _machine() -> str | None:
-    """This boot of this machine, and its PID namespace: a process number is only valid within both."""
+    """This boot of this machine, and its PID namespace: process numbers are only unique within both."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"  # noqa: PTH115

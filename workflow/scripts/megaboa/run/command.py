@@ -1,4 +1,4 @@
-"""What a rank is started with: its command, its environment, and the packages and code that it finds."""
+"""How a rank is started: its command, its environment, and the software that it will find."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from megaboa.scheduler.local import may_be_forked
 from megaboa.scheduler.ranks import layered, threads_environment
 
 FLIGHT_RECORDER = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
-FLIGHT_CALLS = "2000"  # that each rank remembers; as NCCL's own variable in networks.toml
+FLIGHT_CALLS = "2000"  # calls that each rank's recorder keeps; the same as NCCL's own variable in networks.toml
 SCRIPTS = Path(__file__).parents[2]
 RANK_SCRIPT = SCRIPTS / "train_rank.py"
-ASK_SECONDS = 20  # that git, or the ranks' Python, may take to answer
-SHOWN = 5  # packages in which two attempts differ
+ASK_SECONDS = 20  # limit for an answer of git or the ranks' Python
+SHOWN = 5  # limit for packages that differ between two attempts
 BRIDGE = "megatron-bridge"
 _LIST = """
 import importlib.metadata, json, platform
@@ -48,7 +48,10 @@ def rank_command(
     skipped: list[list[int]],
     waits: bool = False,
 ) -> list[str]:
-    """`waits`: for the word that what it is to load is sound."""
+    """The command that starts a rank.
+
+    `waits`: it waits for the word that its checkpoint is sound before it loads it.
+    """
     return [
         python_of(folder.launch),
         str(RANK_SCRIPT),
@@ -67,7 +70,8 @@ def rank_command(
 def rank_environment(
     folder: RunFolder, target: AttemptFolder | None = None, environment: str | None = None
 ) -> dict[str, str]:
-    """What every rank's environment adds to that of the supervisor. `environment`: digest of what the ranks find."""
+    """The variables that every rank has in addition to the supervisor's environment. `environment`: digest of the
+    packages."""
     run, start, image = folder.run, folder.launch.start, folder.launch.image
     own: dict[str, str | None] = {
         **threads_environment(folder.launch.cpus_per_rank),
@@ -80,7 +84,7 @@ def rank_environment(
     if folder.launch.trackers.get("offline"):
         own["WANDB_MODE"] = "offline"
     preset: dict[str, str | None] = {}
-    if target:  # where ranks, and NCCL at a time-out, write what they waited for
+    if target:  # prefix for dumps of what ranks waited for, written by them or, at a time-out, by NCCL
         own |= dict.fromkeys(FLIGHT_RECORDER if run.device == "cuda" else FLIGHT_RECORDER[:1], target.flight)
         preset["TORCH_FR_BUFFER_SIZE"] = FLIGHT_CALLS
     if run.device == "cuda":
@@ -92,13 +96,13 @@ def rank_environment(
             blackwell=networks.is_blackwell(folder.launch.gpu or gpu_name()),
         )
         if built["layout"].get("fsdp", "none") != "none" and os.environ.get(networks.CONNECTIONS) == "1":
-            own[networks.CONNECTIONS] = networks.SEVERAL  # a site means the speed by it; here every rank would fail
+            own[networks.CONNECTIONS] = networks.SEVERAL  # a site sets 1 for speed; here every rank would fail
         preset["PYTORCH_CUDA_ALLOC_CONF"] = networks.allocator(overrides)
         if environment:
             preset |= compiled_kernels(folder, environment)
     if run.device == "cuda" or start.network:
         preset |= networks.environment(start.network, {})
-    if run.device == "cuda" and folder.preflight:  # Bridge sets it too, but after Transformer Engine is imported
+    if run.device == "cuda" and folder.preflight:  # Bridge sets these only after the import of Transformer Engine
         for_layout = {networks.CONNECTIONS} if preset[networks.CONNECTIONS] else set()
         recipes = folder.preflight.environment or {}
         preset |= {name: value for name, value in recipes.items() if name not in for_layout}
@@ -108,7 +112,8 @@ def rank_environment(
 
 
 def _built(folder: RunFolder, overrides: Tree) -> Tree:
-    """Facts by preflight, which has a recipe's own settings; a trial of `snakemake tune` has only the experiment's."""
+    """The run's facts from preflight, which knows a recipe's settings. A trial of `snakemake tune` has no preflight,
+    only the experiment's settings."""
     if folder.preflight and folder.preflight.facts:
         return folder.preflight.facts
     said = Facts(Layout(fsdp=folder.run.parallel.get("fsdp") or "none"))
@@ -116,8 +121,11 @@ def _built(folder: RunFolder, overrides: Tree) -> Tree:
 
 
 def checks_network(folder: RunFolder, target: AttemptFolder) -> bool:
-    """Whether NCCL is to say in this attempt which network it has taken. It does before the first step, so not once an
-    attempt has done one; those that ended earlier may have ended before that."""
+    """Whether NCCL has to log the network that it chose, in this attempt.
+
+    It logs that before the first step, so no more once an attempt has done a step. Attempts that ended without a step
+    may have ended before that.
+    """
     start, several = folder.launch.start, folder.launch.nodes > 1
     asked = folder.run.device == "cuda" and start.network_check and networks.can_check(start.network)
     before = (AttemptFolder(target.path.with_name(f"{number:02d}")) for number in range(1, target.number))
@@ -125,10 +133,11 @@ def checks_network(folder: RunFolder, target: AttemptFolder) -> bool:
 
 
 def compiled_kernels(folder: RunFolder, environment: str) -> dict[str, str | None]:
-    """Where Inductor and Triton keep what they have compiled, for all runs in one environment or image.
+    """Variables for the kernel caches of Inductor and Triton, shared by all runs in one environment or image.
 
-    Both write a file under another name first, and their keys hold the GPU and the versions, so that ranks and runs may
-    share it. Users don't: it is code that is run. Where the folder isn't ours, the libraries keep their own.
+    Both write files under temporary names first, and GPU and versions are part of their keys, so ranks and runs can
+    share a cache. Users can't, because the cache holds code that is executed. If the folder isn't this user's alone,
+    the libraries' own caches are used.
     """
     kept = paths.compiled_kernels(Path(folder.launch.store).absolute(), os.getuid(), environment)
     if not files.is_ours_alone(kept.parent):
@@ -137,7 +146,8 @@ def compiled_kernels(folder: RunFolder, environment: str) -> dict[str, str | Non
 
 
 def warm_up(folder: RunFolder, environment: Mapping[str, str]) -> None:
-    """Have the process import from which ranks of this machine are forked, while the supervisor looks at its files."""
+    """Start the process that this machine's ranks will be forked from, so that it imports while the supervisor checks
+    files."""
     together = {**os.environ, **environment}
     if folder.launch.image or not may_be_forked(together):
         return
@@ -148,10 +158,9 @@ def warm_up(folder: RunFolder, environment: Mapping[str, str]) -> None:
 
 
 def ran_on(folder: RunFolder, store: RunStore) -> RanOn:
-    """For the attempt's line in the ledger; the list of packages goes into the store, once for each.
+    """The software of an attempt, for its line in the ledger; each list of packages is stored once.
 
-    Read from the disk before every attempt, because packages or code may have changed: ranks are new processes and
-    import the present versions.
+    It is read from disk before every attempt, because ranks are new processes that import the versions present then.
     """
     found = _environment(folder)
     name = files.digest(found) if found else None
@@ -161,13 +170,13 @@ def ran_on(folder: RunFolder, store: RunStore) -> RanOn:
 
 
 def environment_digest(folder: RunFolder) -> str | None:
-    """What names the packages that ranks find; None where that can't be asked."""
+    """Digest of the packages that ranks will find; None if they can't be listed."""
     found = _environment(folder)
     return files.digest(found) if found else None
 
 
 def changes(before: RanOn | None, now: RanOn, store: RunStore) -> str | None:
-    """How the software of two attempts differs, in a few words; None if it doesn't, or is unknown."""
+    """How the software of two attempts differs, in a few words; None if it doesn't, or that is unknown."""
     then, told = before or RanOn(), []
     if then.environment and now.environment and then.environment != now.environment:
         told.append(_packages_between(store, then.environment, now.environment))
@@ -177,7 +186,7 @@ def changes(before: RanOn | None, now: RanOn, store: RunStore) -> str | None:
 
 
 def _environment(folder: RunFolder) -> dict[str, Any] | None:
-    """Of an image what its manifest says; else what the ranks' Python finds. None if that can't be asked."""
+    """Packages from the image's manifest, or else from the ranks' Python; None if that can't be asked."""
     if folder.image:
         image = folder.image
         return {"image": image.digest, "python": image.python, "packages": image.packages}
@@ -188,12 +197,12 @@ def _environment(folder: RunFolder) -> dict[str, Any] | None:
         asked = [python_of(folder.launch), "-c", _LIST]
         done = subprocess.run(asked, env=environment, capture_output=True, text=True, timeout=ASK_SECONDS, check=True)
         return json.loads(done.stdout)
-    except (OSError, ValueError, subprocess.SubprocessError):  # the ranks will say what is wrong with it
+    except (OSError, ValueError, subprocess.SubprocessError):  # the ranks will report the problem
         return None
 
 
 def _code() -> Code:
-    """The library as it is on the disk; its commit, and whether it was changed since, where git knows."""
+    """Digest of the library on disk, its commit, and whether it has uncommitted changes, if git knows."""
     sources = sorted(SCRIPTS.rglob("*.py"))
     found = {str(path.relative_to(SCRIPTS)): files.file_digest(path) for path in sources}
     commit = _git("rev-parse", "HEAD")
@@ -203,7 +212,7 @@ def _code() -> Code:
 
 def _git(*arguments: str) -> str | None:
     try:
-        command = ["git", "--no-optional-locks", *arguments]  # the user's own git may be at work in this clone
+        command = ["git", "--no-optional-locks", *arguments]  # the user may be running git in this clone too
         done = subprocess.run(command, cwd=SCRIPTS, capture_output=True, text=True, timeout=ASK_SECONDS)
     except (OSError, subprocess.SubprocessError):
         return None

@@ -1,4 +1,4 @@
-"""Several ranks for a conversion or a measurement, started where those of training are and in the same way."""
+"""Ranks for a conversion or a measurement, started on the same nodes and in the same way as those of training."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from megaboa.scheduler.answers import UnreachableError
 from megaboa.scheduler.ranks import Ended, layered, threads_environment
 from megaboa.scheduler.registry import cluster
 
-SENTENCE = re.compile(r"^error: ", re.MULTILINE)  # of a rank that knows what is wrong
+SENTENCE = re.compile(r"^error: ", re.MULTILINE)  # start of a rank's own error message
 
 
 def run(wanted: ConversionSpec, image: Image | None, words: Sequence[str], logs: Path) -> str:
-    """Run a command with these words on every rank to the end, and return what they said; InputError where one failed.
+    """Run a command with these words on every rank and return the ranks' output; raises InputError if a rank fails.
 
-    `wanted` is what the plan says of the conversion, `image` the image's manifest.
+    `wanted`: the plan's specification of the conversion; `image`: the image's manifest.
     """
     layout = conversion.layout(**wanted.layout)
     launch = LaunchSpec(
@@ -49,7 +49,7 @@ def to_the_end(
     logs: Path,
     key: str = "resources.nodes",
 ) -> str:
-    """`words` after the ranks' Python; `key` says how many nodes are wanted."""
+    """Run the ranks' Python with `words` to the end. `key`: the setting to name if there are too few nodes."""
     shutil.rmtree(logs, ignore_errors=True)
     logs.mkdir(parents=True)
     try:
@@ -67,7 +67,7 @@ def to_the_end(
     with site.image_shared(place, logs / "image"):
         try:
             environment = environment_of(launch, device)
-            if place.job:  # what a node's task forks ranks from can only train
+            if place.job:  # the process that a node's ranks are forked from can only train
                 environment[local.FORKED] = "0"
             ranks = place.start([site.python_of(launch), *words], count, logs, environment)
         except FileNotFoundError as error:
@@ -83,7 +83,8 @@ def to_the_end(
 
 
 def _need_gpus(ranks: int) -> None:
-    """In a job the scheduler has seen to it. A driver that doesn't answer is left to the ranks to complain of."""
+    """Check that this machine has enough GPUs; in a job the scheduler has. If the driver doesn't answer, the ranks will
+    say so."""
     try:
         found = gpus.count(gpus.query(), os.environ.get("CUDA_VISIBLE_DEVICES"))
     except (OSError, subprocess.SubprocessError, ValueError):
@@ -96,7 +97,7 @@ def _need_gpus(ranks: int) -> None:
 
 
 def environment_of(launch: LaunchSpec, device: str) -> dict[str, str]:
-    """What every rank's environment has in addition to ours: as in training."""
+    """The variables that every rank has in addition to ours, as in training."""
     start = launch.start
     own = {
         **threads_environment(launch.cpus_per_rank),
@@ -108,8 +109,10 @@ def environment_of(launch: LaunchSpec, device: str) -> dict[str, str]:
 
 
 def _why(ended: Ended, folder: AttemptFolder) -> str:
-    """In one sentence. A rank that has one of its own is the cause: its peers lose their connections to it, and may be
-    the first to end. What that rank has said before, the checks of a proof for instance, is printed.
+    """The cause of a failure in one sentence.
+
+    A rank with an error message of its own is the cause: its peers lose their connections to it, and may be the first
+    to end. The output before that message, such as the checks of a proof, is printed.
     """
     tails = failures.tails_of(folder)
     for rank in sorted(rank for rank in tails if rank is not None):

@@ -1,8 +1,8 @@
-"""Which processors each rank is bound to where one task starts all ranks of a node. Standard library only.
+"""Processors that each rank is bound to, if one task starts all ranks of a node. Standard library only.
 
-As a scheduler binds tasks: a rank's threads and their memory stay on one socket, next to its GPU where the driver says
-which processors those are. `python -m megaboa.run.cores` prints the latter: what hangs or crashes in a driver must not
-touch the training.
+The binding is like a scheduler's: a rank's threads and memory stay on one socket, near its GPU if the driver knows its
+processors. `python -m megaboa.run.cores` asks the driver, because a driver that hangs or crashes must not affect the
+training.
 """
 
 from __future__ import annotations
@@ -26,8 +26,11 @@ type Place = tuple[int, int, int]  # socket, core, processor
 
 
 def of_ranks(ranks: int, given: int, environment: Mapping[str, str]) -> list[set[int]]:
-    """For each rank of this node; none where the task may run on others than the `given` number of processors that the
-    job has here: then those may be another job's."""
+    """Processors for each rank of this node.
+
+    Empty if the task may run on other than the `given` number of processors that the job has here, because some of them
+    may be another job's.
+    """
     allowed = os.sched_getaffinity(0)
     if ranks == 1 or len(allowed) != given or len(allowed) < ranks:
         return []
@@ -37,8 +40,8 @@ def of_ranks(ranks: int, given: int, environment: Mapping[str, str]) -> list[set
 def shares(
     allowed: Collection[int], ranks: int, near: Sequence[set[int]], place: Callable[[int], Place]
 ) -> list[set[int]]:
-    """Neighbours, whole cores where there are enough, as many for each as can be; of these parts each rank gets the one
-    that is nearest to its GPU."""
+    """Equal shares of neighbouring processors, in whole cores if there are enough; each rank gets the share nearest to
+    its GPU."""
     ordered = sorted(allowed, key=place)
     cores = [list(some) for _, some in groupby(ordered, key=lambda one: place(one)[:2])]
     units = cores if len(cores) >= ranks else [[one] for one in ordered]
@@ -50,7 +53,7 @@ def shares(
 
 
 def _taken(parts: list[set[int]], near: set[int], place: Callable[[int], Place]) -> set[int]:
-    """The nearest part, which the others don't get: of the same processors, or of the same socket."""
+    """Take the share from the list that is nearest: with common processors, or else on the same socket."""
 
     def nearness(part: set[int]) -> tuple[int, bool]:
         sockets = [{place(one)[0] for one in some} for some in (part, near)]
@@ -62,7 +65,7 @@ def _taken(parts: list[set[int]], near: set[int], place: Callable[[int], Place])
 
 
 def place(processor: int) -> Place:
-    """Threads of a core are neighbours, and cores of a socket."""
+    """Sort key that puts threads of a core, and cores of a socket, next to each other."""
     try:
         socket, core = (
             int(Path(TOPOLOGY.format(processor, name)).read_text()) for name in ("physical_package_id", "core_id")
@@ -82,7 +85,7 @@ def near_gpus(shown: str | None) -> list[set[int]]:
 
 
 def _asked(environment: Mapping[str, str]) -> list[set[int]]:
-    """In a process of its own; nothing where that fails."""
+    """The result of `near_gpus` from a separate process; empty if that fails."""
     words = [sys.executable, "-m", "megaboa.run.cores"]
     inside = {**environment, "PYTHONPATH": str(SCRIPTS)}
     try:

@@ -1,4 +1,4 @@
-"""Why ranks failed: from what they and their launcher wrote to one cause, with the line that shows it."""
+"""Why ranks failed: one cause from the output of ranks and launcher, with the line that shows it."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from megaboa.paths import AttemptFolder
 from megaboa.scheduler.ranks import STARTS, Ended
 
 TAIL_BYTES = 65_536
-OTHERS_LENGTH = 32_768  # of what is looked at in the logs of ranks that weren't the first to fail
+OTHERS_LENGTH = 32_768  # characters read in logs of ranks that weren't the first to fail
 EVIDENCE_LENGTH = 300
-# Exceptions that Bridge has handled when it looks for optional libraries, and logs.
+# Exceptions that Bridge catches and logs when it looks for optional libraries.
 _HANDLED = re.compile(r"^.*failed with: Traceback \(most recent call last\):\n(?:(?:[ \t].*)?\n)*.*", re.MULTILINE)
-# Functions of Bridge's, and of ours, that read a checkpoint before the first step.
+# Functions of Bridge, and our own, that read a checkpoint before the first step.
 _LOADERS = r"(?:_?load_checkpoint\w*|read_train_state|read_run_config|saved_with)"
 _LOADING = re.compile(rf'\s+File ".*", line \d+, in {_LOADERS}$')
 _RANK = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
-# Each word alone: most begin with a literal, which is found ten times as fast as one of many in an alternation.
+# Each pattern alone: most begin with a literal, which is found ten times as fast as in one large alternation.
 _COMPILED = tuple((cause, tuple(re.compile(word, re.MULTILINE) for word in end.words)) for cause, end in CAUSES.items())
-# What a rank says that something has reached from outside: a lost connection, or a signal of ours.
+# Messages about effects from outside the rank: lost connections, or our own signals.
 _OF_OTHERS = (
     *dict(_COMPILED)["transient"],
     *map(re.compile, (r"[Bb]roken ?[Pp]ipe", r"\bEOFError\b", r"DataLoader worker .* killed by signal: Terminated")),
@@ -34,14 +34,14 @@ _LAST_EXCEPTION = re.compile(rf"(?:{EXCEPTION}|{INTERRUPT}).*$", re.MULTILINE)
 def classify(ended: Ended, logs: Mapping[int | None, str], steps: int, resumed_from: int = 0) -> Failure:
     """The cause of an end, from the tails of the logs by rank (None: the launcher's) and the number of steps done.
 
-    What has trained before is not refused by its configuration, whatever exception ends it now.
+    A run that has trained before can't be refused by its configuration, whatever exception ends it now.
     """
     told = {cause for cause, end in CAUSES.items() if end.words and not (end.untrained and steps)}
     if ended.killed or resumed_from:
         told.discard("config")
 
     def heard(ranks: Iterable[int | None]) -> Failure | None:
-        """The first cause of the table that any of them names; of several ranks the first one's words."""
+        """The failure whose cause comes first in the table; if several ranks name it, the first rank's."""
         best: tuple[int, Failure] | None = None
         for rank in ranks:
             log = logs[rank] if rank in (ended.rank, None) else logs[rank][-OTHERS_LENGTH:]
@@ -50,7 +50,7 @@ def classify(ended: Ended, logs: Mapping[int | None, str], steps: int, resumed_f
                 best = said
         return best[1] if best else None
 
-    # With thousands of ranks the others are only listened to if the first one to fail doesn't know.
+    # With thousands of ranks, the others' logs are only read if the first one to fail doesn't know the cause.
     order = _in_order(logs, ended.rank)
     first = heard(rank for rank in order if rank in (ended.rank, None))
     if failure := first if first and not CAUSES[first.cause].second_hand else heard(order):
@@ -65,7 +65,8 @@ def classify(ended: Ended, logs: Mapping[int | None, str], steps: int, resumed_f
 
 
 def _of_its_own(logs: Mapping[int | None, str], order: Iterable[int | None]) -> Failure | None:
-    """An exception of a rank that lost no connection. Its peers lose theirs, and may be the first to end."""
+    """The exception of a rank that lost no connection. It is the cause: its peers lose theirs, and may be the first to
+    end."""
     for rank in order:
         if rank is None:
             continue
@@ -77,7 +78,8 @@ def _of_its_own(logs: Mapping[int | None, str], order: Iterable[int | None]) -> 
 
 
 class Tails(Mapping[int | None, str]):
-    """The ends of logs, each read when it is asked for. Under None also those of nodes' tasks that started no rank."""
+    """The ends of logs, each read on demand. None also has the logs of node tasks that failed before they started
+    ranks."""
 
     def __init__(self, logs: Iterable[tuple[int | None, Path]]):
         self._paths: dict[int | None, list[Path]] = {}
@@ -107,23 +109,23 @@ def tails_of(folder: AttemptFolder) -> Tails:
 def _said(
     rank: int | None, log: str, ended: Ended, told: Container[Cause], resumed: bool
 ) -> tuple[int, Failure] | None:
-    """What one rank names as the cause, and the place of that in the table."""
+    """The cause that one rank's log names, with its place in the table."""
     for place, (cause, words) in enumerate(_COMPILED):
         if cause not in told or (cause == "transient" and _is_victim(rank, ended)):
             continue
-        line = _line(log, words, last=cause == "config")  # exceptions before the last one were dealt with
+        line = _line(log, words, last=cause == "config")  # earlier exceptions were handled
         if line is None and cause == "damaged_checkpoint" and resumed:
             line = _failed_load(log)
         if line is not None:
             nodes = _nodes(cause, rank, ended, log)
-            # Without a name no node can be avoided. The health check before the next attempt finds the bad one.
+            # Without a name no node can be avoided, but the health check before the next attempt finds the bad one.
             named = "transient" if cause == "node_failure" and not nodes else cause
             return place, Failure(named, line.strip()[:EVIDENCE_LENGTH], rank, nodes)
     return None
 
 
 def _line(log: str, words: Iterable[re.Pattern[str]], last: bool = False) -> str | None:
-    """The first (or the last) line that has one of the words."""
+    """The first (or last) line that matches one of the patterns."""
     found = [match.start() for word in words for match in (word.finditer(log) if last else [word.search(log)]) if match]
     if not found:
         return None
@@ -132,9 +134,9 @@ def _line(log: str, words: Iterable[re.Pattern[str]], last: bool = False) -> str
 
 
 def _failed_load(log: str) -> str | None:
-    """An exception out of the code that reads a checkpoint, whatever its kind, if nothing else explains it.
+    """An exception raised while a checkpoint was read, of any kind, unless another cause explains it.
 
-    A rank that waits there for another one sees lost connections: it is a victim.
+    A rank that waits for another one there sees lost connections, which makes it a victim.
     """
     loading, found = False, None
     for line in _RANK.sub("", log).splitlines():
@@ -151,26 +153,27 @@ def _failed_load(log: str) -> str | None:
 
 
 def _in_order(logs: Mapping[int | None, str], first: int | None) -> list[int | None]:
-    """The rank that failed first, then the launcher, then the others."""
+    """Log keys in order: the rank that failed first, the launcher, all other ranks."""
     return sorted(logs, key=lambda rank: (rank != first, -1 if rank is None else rank))
 
 
 def _is_victim(rank: int | None, ended: Ended) -> bool:
-    """Lost connections are what its peers saw of a rank that was killed; it leaves words only if it aborted itself."""
+    """Whether a rank's lost connections are only a consequence: its peers see them when a rank is killed. The killed
+    rank itself can only have written them if it aborted."""
     return ended.killed and (rank != ended.rank or ended.returncode == -signal.SIGKILL)
 
 
 def _nodes(cause: Cause, rank: int | None, ended: Ended, log: str) -> tuple[str, ...]:
-    """The nodes to blame, as far as the log names them."""
+    """The nodes to blame, if the log names them."""
     if cause == "node_failure":
         return tuple(re.findall(r"Node failure on (\S+)", log))
     return (ended.node,) if cause == "gpu_failure" and rank == ended.rank and ended.node else ()
 
 
 def _not_started(logs: Mapping[int | None, str], ended: Ended) -> str | None:
-    """What is said of an image in which no rank could be started, by the log that says most of it.
+    """The reason why an image can't be started, from the log that says most about it.
 
-    It is the same on every host, and the first rank to fail ends the others: the reason may be cut off in its own log.
+    All hosts have the same reason, but the first rank to fail ends the others, so its own log may be cut off.
     """
     said = [why for rank in _in_order(logs, ended.rank) if (why := why_not_started(logs[rank]))]
     return f"the image can't be started: {max(said, key=len)}"[:EVIDENCE_LENGTH] if said else None

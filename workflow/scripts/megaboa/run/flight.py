@@ -1,7 +1,7 @@
-"""Which ranks the others waited for when nothing went on, by what each has written of its last collectives.
+"""Which ranks the others waited for when the run hung, from each rank's record of its last collectives.
 
-Files are ours (JSON, `megaboa.bridge.flight`), or NCCL's own at a time-out (pickled), which knows no stacks. Ranks that
-have written nothing could not: their process is frozen, or their host is.
+The dumps are ours (JSON, `megaboa.bridge.flight`), or NCCL's own at a time-out (pickled), which have no stacks. Ranks
+without a dump were unable to write one: their process, or their host, is frozen.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-# slow: collectives still ended while they wrote, so nothing hangs. frozen: they wrote nothing. stalled: their GPUs have
-# not completed what others have. halted: their GPUs have not completed what takes no other rank. unbegun: their GPUs
-# have not begun what others have, and are in no other collective. missing: they have not come. mismatch: they called
-# another collective than the others. deadlock: ranks wait for each other. joined: all have come, and it completes
-# nowhere: the network, or a GPU.
+# slow: collectives still completed during the dump, so nothing hangs. frozen: the ranks wrote nothing. stalled: their
+# GPUs have not completed what others have. halted: their GPUs have not completed a collective that involves no other
+# rank. unbegun: their GPUs have not begun what others have, and are in no other collective. missing: the ranks have not
+# joined. mismatch: they called another collective than the others. deadlock: ranks wait for each other. joined: all
+# ranks have joined, but no rank completes: the network, or a GPU, is to blame.
 Kind = Literal["slow", "frozen", "stalled", "halted", "unbegun", "missing", "mismatch", "deadlock", "joined"]
 BLAMES_NODE: tuple[Kind, ...] = ("frozen", "stalled", "halted", "unbegun")
-# GPUs that wait for others in what nobody records (a CUDA graph, a kernel that sends by itself) look like that as well.
+# These also fit GPUs that wait for others in something unrecorded: a CUDA graph, or a kernel that communicates itself.
 BLAMES_ONE_NODE: tuple[Kind, ...] = ("halted", "unbegun")
-# Of NCCL's, those that complete nowhere before every rank has come: the root of a broadcast may be done before.
+# NCCL's collectives that no rank completes before all have joined. Of others, the root of a broadcast may finish early.
 TOGETHER = re.compile(r"^nccl:_?(?:all|reduce_scatter|coalesced)", re.IGNORECASE)
 MOST_BYTES = 1 << 30
-LIBRARIES = ("/torch/", "/megatron/core/", "/threading.py", "/contextlib.py")  # whose frames say little
+LIBRARIES = ("/torch/", "/megatron/core/", "/threading.py", "/contextlib.py")  # their frames say little
 
 
 @dataclass(frozen=True)
 class Call:
-    """A collective as one rank has called it."""
+    """A collective as called by one rank."""
 
     number: int
     name: str
     sizes: str
     done: bool
-    begun: bool = False  # by its GPU, which torch knows where TORCH_NCCL_ENABLE_TIMING is set
+    begun: bool = False  # on the rank's GPU; torch knows that if TORCH_NCCL_ENABLE_TIMING is set
 
     def __str__(self) -> str:
         return f"{self.name.split(':')[-1]} {self.number}" + (f" of {self.sizes}" if self.sizes else "")
@@ -48,32 +48,32 @@ class Call:
 
 @dataclass(frozen=True)
 class Dump:
-    """Of one rank: its calls by group and number, who is in its groups, and its main thread's frames."""
+    """One rank's dump: its calls by group and number, the members of its groups, and the frames of its main thread."""
 
     calls: Mapping[str, Mapping[int, Call]]
     groups: Mapping[str, frozenset[int]] = field(default_factory=dict)
     stack: tuple[str, ...] = ()
-    ended: Mapping[str, int] = field(default_factory=dict)  # by group the last that has ended
-    moved: bool = False  # calls began or ended while it was written
-    between_stages: bool = False  # it is sending or receiving, which no verdict counts
-    halted: bool = False  # the first that its GPU has not completed is of a group that has no other rank
+    ended: Mapping[str, int] = field(default_factory=dict)  # by group: number of the last call that ended
+    moved: bool = False  # calls began or ended while the dump was written
+    between_stages: bool = False  # the rank waits in a send or receive, which `calls` leaves out
+    halted: bool = False  # the first call that its GPU has not completed belongs to a group without other ranks
 
     def last(self, group: str) -> int:
         return max(self.calls.get(group, {}), default=0)
 
     def waiting(self, group: str) -> Call | None:
-        """The oldest that hasn't ended."""
+        """The oldest call of a group that hasn't ended."""
         return min((call for call in self.calls.get(group, {}).values() if not call.done), key=_number, default=None)
 
 
 @dataclass(frozen=True)
 class Verdict:
     kind: Kind
-    ranks: tuple[int, ...]  # the ones to look at; none where all have joined
+    ranks: tuple[int, ...]  # the suspects; empty if all ranks have joined
     group: str
     call: Call
     waiting: tuple[int, ...]
-    doing: str = ""  # the first of those ranks
+    doing: str = ""  # what the first suspect was doing
 
     def __str__(self) -> str:
         who, there = f"rank {_brief(self.ranks)}", f"{self.call} (group {self.group})"
@@ -95,14 +95,18 @@ class Verdict:
 
 
 def blamed(verdict: Verdict, nodes: Sequence[str], of: int) -> tuple[str, ...]:
-    """Of the nodes that its ranks are on. Most of a run's nodes at once are not broken: what they share is."""
+    """The nodes to blame, out of those of the suspects.
+
+    None if they are more than half of the run's nodes (for BLAMES_ONE_NODE: more than one): then the fault is in
+    something that they share.
+    """
     named = tuple(dict.fromkeys(nodes)) if verdict.kind in BLAMES_NODE else ()
     most = min(of // 2, 1) if verdict.kind in BLAMES_ONE_NODE else of // 2
     return named if len(named) <= most else ()
 
 
 def judge(dumps: Mapping[int, Dump], world_size: int) -> Verdict | None:
-    """None where nobody waits, or where nobody has written anything."""
+    """The verdict on a hang; None if no rank waits, or none has written a dump."""
     silent = set(range(world_size)) - set(dumps)
     stuck = list(_stuck(dumps, silent))
     if not stuck:
@@ -129,7 +133,7 @@ def judge(dumps: Mapping[int, Dump], world_size: int) -> Verdict | None:
     if roots := set(absent) - waits:
         first = max((one for one in stuck if roots.intersection(one.missing)), key=lambda one: len(one.waiting))
         return _verdict("missing", roots, first, dumps)
-    # Only now: who waits for a missing rank may have called something else before that.
+    # Checked last: a rank that waits for a missing one may have called something else before.
     if other := next((one for one in stuck if one.differ), None):
         return _verdict("mismatch", other.differ, other, dumps)
     if joined := [one for one in stuck if not one.missing]:
@@ -146,9 +150,9 @@ class _Stuck:
     members: frozenset[int]
     waiting: frozenset[int]
     missing: frozenset[int]
-    differ: frozenset[int]  # who called something else than most
-    stalled: frozenset[int] = frozenset()  # where it has not ended, though it has elsewhere
-    begun: frozenset[int] = frozenset()  # on whose GPUs it runs
+    differ: frozenset[int]  # ranks whose call differs from that of most
+    stalled: frozenset[int] = frozenset()  # ranks where it has not ended, although it has elsewhere
+    begun: frozenset[int] = frozenset()  # ranks on whose GPUs it is running
 
 
 def _stuck(dumps: Mapping[int, Dump], silent: set[int]) -> Iterator[_Stuck]:
@@ -163,7 +167,7 @@ def _stuck(dumps: Mapping[int, Dump], silent: set[int]) -> Iterator[_Stuck]:
         number = min(call.number for call in oldest.values())
         here = {rank: call for rank, call in oldest.items() if call.number == number}
         missing = {rank for rank in members if rank in silent or dumps[rank].last(group) < number}
-        # Who called something else may have left it already.
+        # Ranks that called something else may have completed it.
         called = {rank: call for rank in members - missing if (call := dumps[rank].calls[group].get(number))}
         usual = _usual(called.values())
         beyond = {rank for rank in members - missing if rank not in here and _has_ended(dumps[rank], group, number)}
@@ -179,7 +183,7 @@ def _has_ended(dump: Dump, group: str, number: int) -> bool:
 
 
 def _usual(calls: Iterable[Call]) -> Call:
-    """What most have called."""
+    """The call that most ranks agree on."""
     every = list(calls)
     return max(every, key=lambda call: sum(_same(call, other) for other in every))
 
@@ -214,7 +218,7 @@ def _brief(ranks: Sequence[int]) -> str:
 
 
 def read(prefix: str, world_size: int) -> dict[int, Dump]:
-    """What there is; a file that can't be read is none. Nothing where there is too much to read in time."""
+    """The readable dumps by rank; empty if there is too much to read in time."""
     found, size = {}, 0
     for rank in range(world_size):
         for path, parse in ((Path(f"{prefix}{rank}.json"), json.loads), (Path(f"{prefix}{rank}"), _unpickled)):
@@ -228,7 +232,7 @@ def read(prefix: str, world_size: int) -> dict[int, Dump]:
 
 
 def dump_of(values: Mapping[str, Any]) -> Dump:
-    """From torch's own form, of version 2."""
+    """A dump from torch's flight recorder format, version 2."""
     ended = ended_by_group(values)
     calls: dict[str, dict[int, Call]] = defaultdict(dict)
     last: dict[str, int] = {}
@@ -241,7 +245,7 @@ def dump_of(values: Mapping[str, Any]) -> Dump:
         done, begun = has_ended(entry, ended), entry["state"] == "started"
         calls[group][number] = Call(number, entry["profiling_name"], _sizes(entry), done, begun)
     groups = {name: frozenset(ranks) for name, ranks in values.get("groups", {}).items()}
-    for one in values.get("pg_config", {}).values():  # NCCL's own
+    for one in values.get("pg_config", {}).values():  # in NCCL's own dumps
         with contextlib.suppress(ValueError, TypeError, KeyError):
             if ranks := json.loads(one["ranks"]):
                 groups.setdefault(str(one["name"]), frozenset(ranks))
@@ -261,23 +265,22 @@ def _created(entry: Mapping[str, Any]) -> int:
 
 
 def _takes_no_other(entry: Mapping[str, Any] | None, groups: Mapping[str, frozenset[int]]) -> bool:
-    """A collective of NCCL's in a group of one rank."""
+    """Whether an entry is a collective of NCCL's in a group of one rank."""
     if entry is None or entry.get("is_p2p") or not entry["profiling_name"].startswith("nccl:"):
         return False
     return len(groups.get(str(entry["process_group"][0]), ())) == 1
 
 
 def ended_by_group(values: Mapping[str, Any]) -> dict[str, int]:
-    """By the number of a group its last collective that has ended. Where there are sends nothing: that number may be
-    a send's, and these are counted apart.
-    """
+    """The number of the last ended collective, by group id. Groups with sends are left out: that number may be a
+    send's, which are counted separately."""
     sends = {str(entry["pg_id"]) for entry in values["entries"] if entry.get("is_p2p")}
     found = {str(number): int(one["last_completed_collective"]) for number, one in values["pg_status"].items()}
     return {number: last for number, last in found.items() if number not in sends}
 
 
 def has_ended(entry: Mapping[str, Any], ended: Mapping[str, int]) -> bool:
-    """Gloo's say so by their number alone."""
+    """Whether a call has ended. For gloo, only the number of its group's last ended call says so."""
     return entry["state"] == "completed" or int(entry["collective_seq_id"]) <= ended.get(str(entry["pg_id"]), 0)
 
 
@@ -288,7 +291,7 @@ def _sizes(entry: Mapping[str, Any]) -> str:
 
 
 class _Plain(pickle.Unpickler):
-    """Lists, dicts, texts and numbers: nothing that a file could run."""
+    """Unpickler for lists, dicts, strings and numbers only, so that a file can't execute anything."""
 
     def find_class(self, module: str, name: str) -> Any:
         raise pickle.UnpicklingError(f"a dump has no {module}.{name}")

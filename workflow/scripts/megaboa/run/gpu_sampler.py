@@ -1,7 +1,7 @@
-"""What a node's GPUs do while an attempt runs: a sample every few seconds, in a file of the attempt.
+"""GPU samples during an attempt: readings of a node's GPUs every few seconds, in a file of the attempt.
 
-The first rank of every node starts a process of its own for it, so that neither a driver that hangs nor a library that
-crashes can touch the training; the kernel ends it together with that rank. Standard library only.
+The first rank of every node starts a separate process for it, so that a driver that hangs or a library that crashes
+can't affect the training; the kernel ends that process together with the rank. Standard library only.
 """
 
 from __future__ import annotations
@@ -25,12 +25,15 @@ from megaboa.run.nvml import Gpu, Nvml, NvmlError
 from megaboa.scheduler.ranks import STACKS_SIGNAL
 
 SCRIPT = Path(__file__).parents[2] / "sample_gpus.py"
-MOST_BYTES = 4 << 20  # of a file; then every second sample goes, and half as many are taken
+MOST_BYTES = 4 << 20  # of a file; a larger one loses every second sample, and the interval is doubled
 MEASURED = ("utilisation", "watts", "celsius", "memory_celsius", "sm_mhz", "memory_mhz", "used_mib", "reasons")
 
 
 def start(folder: RunFolder, attempt: AttemptFolder, environment: Mapping[str, str] = os.environ) -> None:
-    """Called by every rank: by the first one of a node that trains on GPUs it is started. Never raises."""
+    """Start the sampler, if this is the first rank of a node that trains on GPUs.
+
+    Called by every rank; never raises.
+    """
     how = folder.launch.start
     if folder.run.device != "cuda" or not how.gpu_sampling_seconds or environment.get("LOCAL_RANK") != "0":
         return
@@ -48,13 +51,14 @@ def start(folder: RunFolder, attempt: AttemptFolder, environment: Mapping[str, s
 
 
 def ignore_signals() -> None:
-    """A scheduler's signals reach all processes of a job. They are meant for the ranks, which may save now."""
+    """Ignore signals that a scheduler sends to all processes of a job: they are meant for the ranks, which may save
+    now."""
     for number in (signal.SIGTERM, signal.SIGINT, STACKS_SIGNAL):
         signal.signal(number, signal.SIG_IGN)
 
 
 def sample(out: Path, seconds: float, ranks: int, shown: str | None) -> None:
-    """Until this process ends. `ranks`: of this node; `shown`: CUDA_VISIBLE_DEVICES."""
+    """Sample GPUs until this process ends. `ranks`: number of ranks on this node; `shown`: CUDA_VISIBLE_DEVICES."""
     out.parent.mkdir(parents=True, exist_ok=True)
     try:
         _sample(out, seconds, ranks, shown)
@@ -74,7 +78,7 @@ def _sample(out: Path, seconds: float, ranks: int, shown: str | None) -> None:
     counts, due = None, time.monotonic()
     while True:
         taken = take(chosen)
-        # What never changes isn't written every time.
+        # Counts that don't change aren't repeated.
         _append(out, taken if taken.counts != counts else _without_counts(taken))
         counts = taken.counts
         with contextlib.suppress(OSError):
@@ -86,9 +90,10 @@ def _sample(out: Path, seconds: float, ranks: int, shown: str | None) -> None:
 
 
 def ours(there: Sequence[Gpu], ranks: int, shown: str | None) -> list[Gpu]:
-    """The GPUs of the node's ranks, which take the first of those that CUDA_VISIBLE_DEVICES shows them.
+    """The GPUs that the node's ranks use: the first ones that CUDA_VISIBLE_DEVICES shows.
 
-    All if it shows too few: then each rank has its own variable, or parts of GPUs. `ranks`: 0 if unknown.
+    All GPUs, if it shows fewer than there are ranks: then each rank has a variable of its own, or a part of a GPU.
+    `ranks`: 0 if unknown.
     """
     names = [{"index": str(gpu.index), "uuid": gpu.uuid} for gpu in there]
     listed = [name for name in (shown or "").split(",") if name.strip()]
@@ -111,7 +116,7 @@ def take(chosen: Sequence[Gpu]) -> GpuSample:
 def thin(path: Path) -> None:
     lines = list(filter(None, path.read_text(encoding="utf-8").split("\n")))
     kept = every_so_many(lines, 2)
-    if 4 * len(kept) > 3 * len(lines):  # counts that rise with every sample: they are sums, of which fewer will do
+    if 4 * len(kept) > 3 * len(lines):  # counts rise with every sample: they are sums, so fewer will do
         kept = [*lines[:-1:2], lines[-1]]
     files.write_text(path, "\n".join(kept) + "\n")
 
@@ -126,6 +131,6 @@ def _found(gpu: Gpu) -> GpuFound:
 
 
 def _append(out: Path, event: Event) -> None:
-    """On a full disk the next sample may have room again."""
+    """Append a line. Errors are ignored: on a full disk, the next sample may have room again."""
     with contextlib.suppress(OSError):
         files.append_line(out, line(event), durable=False)

@@ -1,4 +1,4 @@
-"""What is wrong with single GPUs, by their samples: for the doctor's words, and for the memory of nodes."""
+"""Troubles with single GPUs, found in their samples: for the doctor, and for the memory of nodes."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import Iterator
 from megaboa.records import Gpus, GpuUse
 from megaboa.run.gpu_use import HOT, POWER_CAP
 
-THROTTLED = 0.05  # of the time
-LOWERED = 0.98  # of the usual power limit
-SLOW_CLOCK = 0.95  # of the others'
+THROTTLED = 0.05  # share of the time
+LOWERED = 0.98  # share of the default power limit
+SLOW_CLOCK = 0.95  # relative to other GPUs' clocks
 ENOUGH_SAMPLES = 3
-CORRECTED, NVLINK = 1000, 10  # errors in a run: fewer are corrected without harm
+CORRECTED, NVLINK = 1000, 10  # errors in a run: fewer are harmless, because they are corrected
 
 
 def troubles_of(found: Gpus) -> Iterator[tuple[GpuUse, bool, str]]:
-    """Each with its GPU, and whether it is broken, not only slow."""
+    """Each trouble: the GPU, whether it is broken (rather than slow), and a description."""
     for one in found.each:
         yield from ((one, False, said) for said in (*_throttled(one), *_slower(one, found)))
         yield from ((one, True, said) for said in _broken(one))
@@ -33,7 +33,7 @@ def _throttled(one: GpuUse) -> list[str]:
 
 
 def _slower(one: GpuUse, found: Gpus) -> list[str]:
-    """Most of its samples lie below its peers' medians; those of the same kind alone are its peers."""
+    """A message if the GPU's median clock lies below that of its peers, the run's other GPUs of the same kind."""
     peers = [peer.sm_mhz.median for peer in found.each if peer is not one and peer.name == one.name and peer.sm_mhz]
     if not peers or one.sm_mhz is None or one.sm_mhz.n < ENOUGH_SAMPLES:
         return []

@@ -24,15 +24,15 @@ from megaboa.records import (
 )
 from megaboa.records.gpus import COUNTS
 
-# NVML's bits for a GPU that is slowed down. Idle, application clocks and a display's don't count.
+# NVML's reason bits for a GPU that is slowed down. Idle, application clocks and display clocks don't count.
 POWER_CAP, POWER_BRAKE = "power cap", "power brake"
 HOT = ("heat (hardware)", "heat (driver)")
 SLOWDOWN = "slowdown by the hardware"
 REASONS = {0x04: POWER_CAP, 0x08: SLOWDOWN, 0x20: HOT[1], 0x40: HOT[0], 0x80: POWER_BRAKE}
-_EXPLAINED = 0x40 | 0x80  # each comes with the bit for a slowdown, which says no more
-BUSY = 50  # percent of the time with a kernel: below, clocks fall by themselves
-MOST_BYTES = 64 << 20  # of all files together that are read whole; of more every so many-th sample
-MOMENTS = 200  # of a course
+_EXPLAINED = 0x40 | 0x80  # always come with the slowdown bit, which then says no more
+BUSY = 50  # percent of the time with a running kernel: at lower utilisation clocks drop by themselves
+MOST_BYTES = 64 << 20  # up to this total, files are read whole; above it, only every n-th sample
+MOMENTS = 200  # of a time series
 COURSE = ("watts", "celsius", "sm_mhz", "utilisation")
 
 Window = tuple[float, float]
@@ -56,7 +56,10 @@ Point = tuple[float, int, dict[str, list[float]], list[int]]
 
 
 def use_of(attempts: Mapping[int, AttemptFolder], windows: Mapping[int, Window] | None = None) -> Gpus | None:
-    """Of the samples within each attempt's window, all without; errors always of all. None: nothing was sampled."""
+    """GPU use over the samples within each attempt's window, or all samples without windows. Errors always count.
+
+    None: nothing was sampled.
+    """
     paths = [(number, path) for number, attempt in attempts.items() for path in attempt.sampled]
     every = max(1, math.ceil(sum(path.stat().st_size for _, path in paths) / MOST_BYTES))
     series: dict[tuple[str, str], _Series] = {}
@@ -84,7 +87,7 @@ def use_of(attempts: Mapping[int, AttemptFolder], windows: Mapping[int, Window] 
 
 
 def slowed(reasons: int) -> list[str]:
-    """What slows a GPU down, by its driver's bits."""
+    """The reasons why a GPU is slowed down, from its driver's bits."""
     return [name for bit, name in REASONS.items() if reasons & bit and not (bit == 0x08 and reasons & _EXPLAINED)]
 
 
@@ -93,7 +96,7 @@ def is_hot(names: Iterable[str]) -> bool:
 
 
 def is_braked(names: Iterable[str]) -> bool:
-    """By the power supply, or by the hardware without another reason."""
+    """Whether a GPU is slowed down by the power supply, or by the hardware without another reason."""
     return any(name in (POWER_BRAKE, SLOWDOWN) for name in names)
 
 
@@ -121,7 +124,7 @@ def _add(
     counts: bool,
     first: dict[tuple[str, int], float],
 ) -> None:
-    """`first`: what an attempt began with, of every kind of error and GPU."""
+    """Add one sample of all GPUs. `first`: each error count's previous value in the attempt, by name and GPU."""
     for place, gpu in enumerate(found.gpus):
         one = series.setdefault((found.host, gpu.uuid or str(gpu.index)), _Series(found.host, gpu))
         one.lost = sample.errors.get(str(place), one.lost)
@@ -197,7 +200,7 @@ def _total(each: Sequence[GpuUse], series: Iterable[_Series]) -> GpuTotals:
 
 
 def watts_per_gpu(gpus: Gpus | None) -> Spread | None:
-    """Medians over GPUs of each one's median and percentiles."""
+    """The median over GPUs of their median power and percentiles."""
     known = [one.watts for one in (gpus.each if gpus else ()) if one.watts]
     if not known:
         return None
@@ -215,7 +218,7 @@ def _point(sample: GpuSample) -> tuple[dict[str, list[float]], list[int]]:
 
 
 def _course(points: list[Point]) -> Iterable[Moment]:
-    """At no more than so many times; each is of all GPUs' samples around it."""
+    """The time series, thinned to at most MOMENTS points; each combines all GPUs' samples near that time."""
     if not points:
         return
     points = sorted(points, key=lambda point: point[0])

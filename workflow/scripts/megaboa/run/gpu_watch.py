@@ -1,4 +1,4 @@
-"""What the driver tells of GPUs while the health check has them work: links, clocks. Standard library only."""
+"""The driver's readings of links and clocks while the health check puts GPUs to work. Standard library only."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from dataclasses import dataclass, field
 from megaboa.run.gpu_use import POWER_CAP, slowed
 from megaboa.run.nvml import Nvml, NvmlError
 
-# Within the seconds of a check: fewer are corrected without harm.
+# Limits during a check: fewer errors are harmless, because they are corrected.
 NVLINK_ERRORS = 10
-PCIE_REPLAYS = 80  # as NVIDIA's DCGM allows in its own test of PCIe
-OFTEN = 2  # looks: a single one may see a clock on its way up
+PCIE_REPLAYS = 80  # the limit of NVIDIA's DCGM in its own PCIe test
+OFTEN = 2  # number of looks: a single one may catch a clock on its way up
 
 
 @dataclass
 class Watched:
-    """A GPU; None: the driver doesn't say."""
+    """Readings of a GPU; None: not reported by the driver."""
 
     index: int
     name: str | None
-    nvlinks: int | None = None  # that are up
+    nvlinks: int | None = None  # number of active links
     nvlink_errors: int | None = None  # since the check began
     pcie_lanes: int | None = None
-    most_pcie_lanes: int | None = None  # of this GPU in this slot
+    most_pcie_lanes: int | None = None  # for this GPU in this slot
     pcie_replays: int | None = None  # since the check began
-    sm_mhz: int | None = None  # the most that was seen
+    sm_mhz: int | None = None  # maximum seen
     most_sm_mhz: int | None = None
-    slowed: dict[str, int] = field(default_factory=dict)  # by what, and how many looks saw it
+    slowed: dict[str, int] = field(default_factory=dict)  # reason -> number of looks that saw it
 
 
 class Watch:
-    """Look again and again while they work. Of no GPU where the driver's library can't be asked."""
+    """Watches GPUs while they work, by repeated calls of `look`. Watches none if the driver's library can't be used."""
 
     def __init__(self, uuids: Collection[str]):
         try:

@@ -1,4 +1,4 @@
-"""What the driver and the kernel say about this node's GPUs: nvidia-smi's answers, Xid lines. Standard library only."""
+"""What the driver and the kernel say about this node's GPUs: nvidia-smi and Xid lines. Standard library only."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SMI_SECONDS = 15.0
-# What the driver doesn't say: for this GPU, or to this user. Of a GPU in parts (MIG) only root is told its memory.
+# Values that the driver withholds, for this GPU or from this user. The memory of a GPU in MIG mode is only shown to
+# root.
 UNTOLD = frozenset({"", "N/A", "[N/A]", "[Not Supported]", "[Not Found]", "[Insufficient Permissions]"})
-OCCUPIED_GIB = 2.0  # drivers and monitors hold some hundred MiB of an idle GPU
-MEMORY_SLACK = 0.92  # "80 GB" are 79.6 GiB on an H100, "192 GB" 179 GiB on a B200
-# Faults of the GPU, its memory, its links or its firmware. Others (13, 31, 43, 45 ...) come from a program that ended
-# badly, mostly other users', and say nothing about the node.
+OCCUPIED_GIB = 2.0  # drivers and monitors use some hundred MiB of an idle GPU
+MEMORY_SLACK = 0.92  # an H100's "80 GB" are 79.6 GiB, a B200's "192 GB" are 179 GiB
+# Faults of the GPU, its memory, its links or its firmware. Others (13, 31, 43, 45 ...) come from a failed program,
+# mostly of other users, and say nothing about the node.
 HARDWARE_XIDS = frozenset({46, 48, 62, 64, 74, 79, 95, 119, 120, 140, 143})
-XID_SECONDS = 24 * 3600.0  # the kernel's log isn't cleared when a GPU is reset and fit again
+XID_SECONDS = 24 * 3600.0  # older lines may precede a reset that repaired the GPU
 FIELDS = ("index", "uuid", "name", "pci.bus_id", "memory.total", "memory.used")
-# Names that come and go with the driver and the GPU: nvidia-smi refuses a whole query for one that it doesn't know.
+# Fields that depend on driver and GPU: nvidia-smi refuses a whole query because of a single unknown field.
 OPTIONAL_FIELDS = (
     "driver_version",
     "compute_cap",
@@ -34,7 +35,7 @@ Gpu = dict[str, str | None]
 
 
 def query() -> list[Gpu]:
-    """Ask for all fields; those that this driver doesn't know are left out."""
+    """nvidia-smi's values for all GPUs; fields that this driver doesn't know are left out."""
     fields = [*FIELDS, *OPTIONAL_FIELDS]
     while True:
         command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
@@ -50,17 +51,17 @@ def query() -> list[Gpu]:
 
 
 def name() -> str | None:
-    """Of this host's first GPU."""
+    """Name of this host's first GPU."""
     return _of_first("name")
 
 
 def driver() -> str | None:
-    """Its version."""
+    """Version of the driver."""
     return _of_first("driver_version")
 
 
 def _of_first(field: str) -> str | None:
-    """None where there is no GPU, or nvidia-smi fails or doesn't say."""
+    """A field of the first GPU; None if there is no GPU, or nvidia-smi fails or doesn't report it."""
     try:
         return query()[0].get(field)
     except (OSError, ValueError, IndexError, subprocess.SubprocessError):
@@ -68,7 +69,7 @@ def _of_first(field: str) -> str | None:
 
 
 def capabilities(chosen: str | None) -> list[tuple[int, int]] | None:
-    """Of the GPUs that CUDA shows, without opening CUDA; None where nvidia-smi fails."""
+    """Compute capabilities of the GPUs that CUDA shows, without opening CUDA; None if nvidia-smi fails."""
     try:
         found = [(gpu["compute_cap"] or "").partition(".") for gpu in visible(query(), chosen)]
         return [(int(major), int(minor)) for major, _, minor in found]
@@ -82,7 +83,7 @@ def unknown_field(said: str) -> str | None:
 
 
 def parse(said: str, fields: list[str]) -> list[Gpu]:
-    """One GPU per line; None where the GPU or the driver has no such value."""
+    """One GPU per line of output; None for values that are withheld."""
     lines = [line for line in csv.reader(said.splitlines(), skipinitialspace=True) if line]
     for line in lines:
         if len(line) != len(fields):
@@ -96,9 +97,9 @@ def _value(text: str) -> str | None:
 
 
 def visible(gpus: list[Gpu], chosen: str | None) -> list[Gpu]:
-    """The GPUs that CUDA shows to this job: nvidia-smi shows all where they aren't fenced off.
+    """The GPUs that CUDA shows to this job. nvidia-smi shows all of the node, unless others are fenced off.
 
-    `chosen`: CUDA_VISIBLE_DEVICES. Where it is set to nothing, CUDA shows none.
+    `chosen`: CUDA_VISIBLE_DEVICES. If it is set but empty, CUDA shows none.
     """
     if chosen is None:
         return gpus
@@ -107,7 +108,7 @@ def visible(gpus: list[Gpu], chosen: str | None) -> list[Gpu]:
 
 
 def count(gpus: list[Gpu], chosen: str | None) -> int:
-    """How many of them CUDA shows to this job, or how many parts of them (MIG): those nvidia-smi doesn't list here."""
+    """Number of GPUs that CUDA shows to this job, or of MIG instances, which nvidia-smi doesn't list here."""
     parts = [name for name in (chosen or "").split(",") if name.strip().startswith("MIG-")]
     return len(visible(gpus, chosen)) + len(parts)
 
@@ -117,7 +118,7 @@ def _is_uuid(gpu: Gpu, name: str) -> bool:
 
 
 def problems(gpu: Gpu, memory_gib: float | None) -> list[str]:
-    """What the driver knows to be wrong with a GPU."""
+    """Problems of a GPU that the driver reports."""
     name = f"GPU {gpu['index']}"
     odd = [f"{name}: {field} reads {value}" for field, value in gpu.items() if value and value.startswith("[")]
     if odd:  # "[Unknown Error]", "[GPU requires reset]", "[GPU is lost]"
@@ -143,7 +144,7 @@ def problems(gpu: Gpu, memory_gib: float | None) -> list[str]:
 
 
 def occupied_gib(gpu: Gpu) -> float:
-    """Memory in use by others; 0 up to the use of an idle GPU."""
+    """Memory in use by other processes; 0 if it is no more than an idle GPU's."""
     used = (_number(gpu["memory.used"]) or 0.0) / 1024
     return used if used > OCCUPIED_GIB else 0.0
 
@@ -157,7 +158,7 @@ def _number(text: str | None) -> float | None:
 
 @dataclass(frozen=True)
 class Xid:
-    """A fault report of the driver, in the kernel's log."""
+    """A fault report of the driver in the kernel's log."""
 
     age: float  # seconds
     pci: str
@@ -169,7 +170,7 @@ class Xid:
 
 
 def read_xids() -> list[Xid] | None:
-    """The driver's fault reports since boot; None where the kernel's log may not be read."""
+    """The driver's fault reports since boot; None if the kernel's log can't be read."""
     try:
         done = subprocess.run(["dmesg"], capture_output=True, text=True, errors="replace", timeout=5, check=True)
         uptime = float(Path("/proc/uptime").read_text(encoding="ascii").split()[0])
@@ -179,7 +180,7 @@ def read_xids() -> list[Xid] | None:
 
 
 def parse_xids(log: str, uptime: float) -> list[Xid]:
-    """`[ 1234.5] NVRM: Xid (PCI:0000:3b:00): 79, pid=..., GPU has fallen off the bus.`, and how many seconds ago."""
+    """Parse lines such as `[ 1234.5] NVRM: Xid (PCI:0000:3b:00): 79, pid=..., GPU has fallen off the bus.`"""
     pattern = re.compile(r"^(?:\[\s*(\d+\.\d+)\])?.*NVRM: Xid \(PCI:([0-9a-fA-F:.]+)[^)]*\): (\d+)[,\s]*(.*)$", re.M)
     return [
         Xid(
@@ -193,7 +194,7 @@ def parse_xids(log: str, uptime: float) -> list[Xid]:
 
 
 def xid_problems(xids: list[Xid], gpus: list[Gpu]) -> list[str]:
-    """Recent hardware faults of these GPUs: the node's other GPUs may belong to other users."""
+    """Recent hardware faults of these GPUs. Others on the node are ignored, as they may be other users'."""
     index = {_pci(gpu["pci.bus_id"] or ""): gpu["index"] for gpu in gpus}
     found = {
         f"GPU {index[_pci(xid.pci)]}: Xid {xid.number} in the kernel's log: {xid.text}": None
@@ -204,7 +205,7 @@ def xid_problems(xids: list[Xid], gpus: list[Gpu]) -> list[str]:
 
 
 def _pci(address: str) -> tuple[int, ...]:
-    """Domain, bus and device: `00000000:3B:00.0` is `0000:3b:00`."""
+    """Domain, bus and device as numbers, so that `00000000:3B:00.0` equals `0000:3b:00`."""
     with contextlib.suppress(ValueError):
         return tuple(int(part, 16) for part in address.partition(".")[0].split(":"))
     return ()

@@ -1,9 +1,9 @@
 """Is this node fit to train? One task per node answers within seconds, before any rank starts.
 
-The task itself uses the standard library alone and can't hang in torch, CUDA or NCCL: those run in processes of their
-own (megaboa.run.health_rank), one per GPU, which it ends when time is up. It writes its result twice: once with
-`stage: local`, when all is known that this node can know by itself, and once with `stage: done`, after the all-reduce
-over the nodes. Who is to blame is decided later, by `verdict`, from the results of all nodes together.
+The task itself uses only the standard library and can't hang in torch, CUDA or NCCL: these run in separate processes
+(megaboa.run.health_rank), one per GPU, which it ends when time is up. It writes its result twice: with `stage: local`
+once everything is known that the node can find out alone, and with `stage: done` after the all-reduce over the nodes.
+`verdict` decides later who is to blame, from the results of all nodes.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from megaboa.scheduler.registry import cluster
 SECONDS = 30.0
 MARGIN_SECONDS = 3.0  # between the end of the ranks and the end of the check
 BETWEEN_NODES = "the all-reduce over the nodes"
-SILENT_SHARE = 0.1  # of the nodes; where more are silent, the fault is not theirs
-LATE_SHARE = 0.5  # of the check's time: who begins so much later than the first may miss the others without a fault
-OCCUPIED_PATIENCE_SECONDS = 5.0  # the ranks of an earlier attempt may still be leaving
+SILENT_SHARE = 0.1  # share of the nodes; if more are silent, it isn't their fault
+LATE_SHARE = 0.5  # of the check's time: a node that starts so much later than the first may innocently miss the others
+OCCUPIED_PATIENCE_SECONDS = 5.0  # ranks of the previous attempt may still be exiting
 TEST_BYTES = 1 << 20
 POLL_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
 class Task:
-    """Which of the job's nodes this is, and where they meet."""
+    """The number of this node in the job, and the address where all nodes meet."""
 
     number: int
     nodes: int
@@ -58,8 +58,8 @@ class Result:
     measured: dict[str, Any] = field(default_factory=dict)
     stage: str = "local"
     doing: str = "its first steps"
-    reached: bool = False  # the first node, where all meet
-    missing: list[int] = field(default_factory=list)  # numbers of the nodes that didn't come
+    reached: bool = False  # whether it reached the first node, where all nodes meet
+    missing: list[int] = field(default_factory=list)  # numbers of the nodes that didn't arrive
     error: str | None = None  # what went wrong between the nodes
 
     def write(self, out: Path) -> NodeHealth:
@@ -80,9 +80,9 @@ class Result:
 def check(
     out: Path, gpus: int, memory_gib: float | None, folder: Path | None, seconds: float, wait: Path | None = None
 ) -> NodeHealth:
-    """Test this node, then the way to the others; write the result, and return it.
+    """Test this node, then its connection to the others; write and return the result.
 
-    `wait`: an empty file. As long as it is, only what the test needs is imported.
+    `wait`: a file; while it is empty, the check only imports what it needs.
     """
     task = this_task()
     with importing(task, gpus) as workers:
@@ -115,7 +115,7 @@ def _check(
     if gpus:
         result.doing = "nvidia-smi"
         complete = check_gpus(gpus, memory_gib, result)
-    if complete:  # without all GPUs the ranks would only wait for the missing one
+    if complete:  # otherwise the ranks would only wait for the missing GPUs
         result.doing = "the test on each GPU" if gpus else "the test of the processors"
         run_ranks(workers, task, gpus, deadline - MARGIN_SECONDS, result, out)
     result.stage = "done"
@@ -125,26 +125,26 @@ def _check(
 
 
 def mark_of(folder: Path, node: str) -> Path:
-    """A file that tells when a node began."""
+    """The file whose time stamp says when a node began."""
     return folder / f"{node}.begun"
 
 
 def verdict(
     folder: Path, nodes: list[str], seconds: float = SECONDS, waited: float | None = None
 ) -> dict[str, list[str]]:
-    """What is wrong with each node; an empty list means fit. `waited`: how long answers were waited for.
+    """The problems of each node; a node without problems is fit. `waited`: seconds that were spent waiting for answers.
 
-    One dead node makes the all-reduce of all others fail, so a failed all-reduce is not a reason to blame a node. Nodes
-    that are certainly bad are blamed, and then no others: a node without a result, one with a problem of its own, one
-    that stopped answering after its own tests. Otherwise the blame goes to nodes that the others timed out waiting for,
-    or that couldn't reach the first node, or to the first node if none could reach it; but only if they are fewer than
-    half. If no node can be singled out, every node carries the error: the cause is then the network or its settings,
-    and excluding nodes won't help.
+    One dead node makes the all-reduce fail on all others, so a failed all-reduce alone is no reason to blame a node. If
+    nodes are certainly bad, only they are blamed: nodes without a result, with a problem of their own, or that stopped
+    answering after their own tests. Otherwise the blame goes to nodes that the others timed out waiting for, or that
+    couldn't reach the first node, or to the first node if none could reach it, but only if they are fewer than half. If
+    no node can be singled out, all nodes carry the error: the cause is then the network or its settings, and excluding
+    nodes won't help.
 
-    The same holds for silence: one node, or a small share, is blamed for it; if many are silent, the file system or the
-    start is slow. A node that started long after the first may miss the others for that reason alone.
+    The same applies to silence: one node, or a small share, is blamed for it; if many are silent, the file system or
+    the start is slow. A node that started long after the first may miss the others for that reason alone.
 
-    `folder` must hold results of this check only: one from an earlier check would speak for a node that is dead now.
+    `folder` must only hold results of this check: an older result could hide that a node is dead.
     """
     results = {node: _read(folder / f"{node}.json") for node in nodes}
     found = {node: list(result.problems) if result else [] for node, result in results.items()}
@@ -172,24 +172,24 @@ def verdict(
 
 
 def results_of(folder: Path, nodes: list[str]) -> dict[str, NodeHealth]:
-    """What there is."""
+    """The results of those nodes that have written one."""
     found = {node: _read(folder / f"{node}.json") for node in nodes}
     return {node: result for node, result in found.items() if result}
 
 
 def results_in(folder: Path) -> list[NodeHealth]:
-    """Of every node that has answered there."""
+    """All results in a folder."""
     return list(filter(None, map(_read, sorted(folder.glob("*.json")))))
 
 
 def _late(folder: Path, nodes: list[str], seconds: float) -> set[str]:
-    """Nodes that began long after the first."""
+    """Nodes that started long after the first."""
     begun = {node: mark_of(folder, node).stat().st_mtime for node in nodes if mark_of(folder, node).exists()}
     return {node for node, moment in begun.items() if moment - min(begun.values()) > LATE_SHARE * seconds}
 
 
 def _suspects(results: dict[str, NodeHealth]) -> tuple[list[str], str]:
-    """The few nodes that the many have to thank for a failed all-reduce, and why."""
+    """The minority of nodes that made the all-reduce fail for the others, and why."""
     missed = {number for result in results.values() for number in result.collective.missing}
     missing = [node for node, result in results.items() if result.number in missed]
     cut_off = [node for node, result in results.items() if not result.collective.reached]
@@ -205,7 +205,7 @@ def _suspects(results: dict[str, NodeHealth]) -> tuple[list[str], str]:
 
 
 def this_task() -> Task:
-    """As the scheduler has started it, one per node; else this is the only node."""
+    """This task, if the scheduler started one per node; otherwise the only task."""
     told = cluster().task(os.environ)
     if told is None or told.count == 1:
         return Task(0, 1, "127.0.0.1", 0)
@@ -213,12 +213,12 @@ def this_task() -> Task:
 
 
 def node_name() -> str:
-    """As the scheduler calls it: that is the name by which a node is left out."""
+    """The scheduler's name of this node, by which it can be excluded."""
     return cluster().node_name(os.environ) or socket.gethostname()
 
 
 def check_gpus(gpus: int, memory_gib: float | None, result: Result) -> bool:
-    """Ask the driver; False if the ranks couldn't all start."""
+    """Check the GPUs with nvidia-smi; returns False if not all ranks could start."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     try:
         listed = driver.query()
@@ -243,7 +243,7 @@ def check_gpus(gpus: int, memory_gib: float | None, result: Result) -> bool:
 
 
 def measure_folder(folder: Path, problems: list[str]) -> dict[str, Any]:
-    """Write a file there, read it again, and see how much room is left. A file system that hangs ends the check."""
+    """Write a file, read it back, and measure the free space. If the file system hangs, the watchdog ends the check."""
     probe = folder / f".health.{node_name()}.{os.getpid()}"
     data = os.urandom(TEST_BYTES)
     measured: dict[str, Any] = {"path": str(folder)}
@@ -268,7 +268,8 @@ def measure_folder(folder: Path, problems: list[str]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Workers:
-    """A process per GPU, or one, that imports torch, and waits to be told when the test must be done."""
+    """One process per GPU, or one for the CPUs, that imports torch and then waits for the test's plan with its
+    deadline."""
 
     processes: list[subprocess.Popen]
     logs: list[Path]
@@ -285,17 +286,17 @@ def importing(task: Task, gpus: int) -> Iterator[Workers]:
             for process in workers.processes:
                 process.kill()
                 process.wait()
-                with contextlib.suppress(OSError):  # of one that has ended
+                with contextlib.suppress(OSError):  # if it has ended
                     process.stdin.close()
 
 
 def run_ranks(workers: Workers, task: Task, gpus: int, deadline: float, result: Result, out: Path) -> None:
-    """Let the workers test, follow what they say, and write the first result once the node is known."""
+    """Run the test in the workers, follow their output, and write the first result once the node's tests are done."""
     logs = workers.logs
-    port = ReservedPort()  # where the ranks of this node meet
+    port = ReservedPort()  # rendezvous of this node's ranks
     plan = {"gpu": gpus > 0, "gpus": gpus, "deadline": deadline, "node_port": port.number}
     for process in workers.processes:
-        with contextlib.suppress(OSError):  # it has ended, and its log says why
+        with contextlib.suppress(OSError):  # the process has ended, and its log says why
             process.stdin.write(json.dumps(plan).encode() + b"\n")
             process.stdin.flush()
     watch = Watch({gpu["uuid"] for gpu in result.measured.get("gpus", [])})
@@ -336,7 +337,7 @@ def _start(task: Task, logs: list[Path]) -> list[subprocess.Popen]:
 
 
 def said(log: Path) -> dict[str, dict[str, Any]]:
-    """What a rank has found out so far, by the name of the step; the rest of its log is other people's noise."""
+    """A rank's findings so far, by step; lines of other origin in its log are ignored."""
     found = {}
     for line in log.read_text(encoding="utf-8", errors="replace").splitlines():
         with contextlib.suppress(ValueError):
@@ -351,7 +352,7 @@ def _knows_node(steps: dict[str, Any], gpus: int) -> bool:
 
 
 def judge_node(ranks: list[dict[str, Any]], logs: list[Path], gpus: int, result: Result, watch: Watch) -> None:
-    """The part of the ranks' answers that only this node can be blamed for."""
+    """Judge the findings that only this node can be to blame for."""
     names = [f"GPU {number}" for number in range(gpus)] or ["processors"]
     silent = False
     for name, steps, log in zip(names, ranks, logs, strict=True):
@@ -369,7 +370,7 @@ def judge_node(ranks: list[dict[str, Any]], logs: list[Path], gpus: int, result:
         result.measured["watched"] = [asdict(gpu) for gpu in watched]
         result.measured["sm_mhz"] = [gpu.sm_mhz for gpu in watched]
         result.problems += gpu_watch.problems(watched)
-    if gpus > 1 and not silent:  # a GPU that is silent makes its neighbours wait, and is named above
+    if gpus > 1 and not silent:  # a silent GPU, reported above, makes its neighbours wait
         for name, steps, log in zip(names, ranks, logs, strict=True):
             if "node" not in steps:
                 result.problems.append(f"{name}: all-reduce over the GPUs of the node: {_last_words(steps, log)}")
@@ -379,7 +380,7 @@ def judge_node(ranks: list[dict[str, Any]], logs: list[Path], gpus: int, result:
 
 
 def judge_nodes(ranks: list[dict[str, Any]], task: Task, result: Result) -> None:
-    """How far this node came with the others; not a word about whose fault it is."""
+    """Note how far this node got with the others, without saying whose fault it is."""
     result.reached = task.nodes == 1 or all("reached" in steps for steps in ranks)
     result.missing = sorted({node for steps in ranks for node in steps.get("missing", {}).get("nodes", [])})
     done = [steps["world"] for steps in ranks if "world" in steps]
@@ -399,13 +400,13 @@ def judge_nodes(ranks: list[dict[str, Any]], task: Task, result: Result) -> None
 
 
 def _of_each(name: str, ranks: list[dict[str, Any]]) -> list[float | None]:
-    """What each rank measured with its GPU alone."""
+    """A value that each rank measured on its own GPU."""
     found = (steps.get("multiply", {}).get(name) for steps in ranks)
     return [None if rate is None else round(rate, 3) for rate in found]
 
 
 def _slowest(where: str, done: list[dict[str, Any]]) -> dict[str, float]:
-    """Of each collective's rates, over a node's GPUs or over the nodes."""
+    """The lowest rate of each collective, over the node's GPUs or over the nodes."""
     names = ("gb_per_second", "all_to_all_gb_per_second")
     rates = {name: [step[name] for step in done if name in step] for name in names}
     return {f"{where}_{name}": round(min(found), 3) for name, found in rates.items() if found}
@@ -420,10 +421,10 @@ def _last_words(steps: dict[str, Any], log: Path) -> str:
 
 
 def _give_up(result: Result, out: Path, seconds: float) -> None:
-    """Something hangs that can't be interrupted, such as a file system or the driver: say so, and end."""
+    """Report and exit because something hangs that can't be interrupted, such as a file system or the driver."""
     text = f"not done within {seconds:g} s: it hangs in {result.doing}"
     if result.doing == BETWEEN_NODES:
-        result.error = text  # which may be another node's fault
+        result.error = text  # possibly another node's fault
     else:
         result.problems.append(text)
     result.stage = "done"

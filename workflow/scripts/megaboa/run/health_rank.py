@@ -19,12 +19,12 @@ from typing import Any
 from megaboa.scheduler import adopt_rank
 from megaboa.scheduler.local import die_with_parent
 
-MARGIN_SECONDS = 2.0  # to say what went wrong before being ended
+MARGIN_SECONDS = 2.0  # reserved to report an error before the process is ended
 REPEATS = 20
-ROUNDS = {"cuda": 5, "cpu": 1}  # the fastest counts: an idle GPU's clock needs a while to rise
+ROUNDS = {"cuda": 5, "cpu": 1}  # the best round counts: an idle GPU needs a while to raise its clock
 SIZE = {"cuda": 8192, "cpu": 1024}  # powers of two, see `multiply`
 NUMBERS = {"cuda": 1 << 24, "cpu": 1 << 20}  # of a collective: 64 MiB and 4 MiB
-MOST_PAIRED = 256  # ranks of an all-to-all: each connects with each, which takes too long for more
+MOST_PAIRED = 256  # ranks of an all-to-all, which connects each with each: with more, that takes too long
 COPIED = 1 << 28  # bytes between a host and its GPU
 
 
@@ -34,7 +34,7 @@ def main() -> None:
     import torch
 
     plan = json.loads(sys.stdin.readline())
-    deadline = plan["deadline"]  # by the node's clock: the plan may have waited for the import of torch
+    deadline = plan["deadline"]  # by the node's clock, because the plan may have waited for the import of torch
     _end_at(deadline)
     kind = "cuda" if plan["gpu"] else "cpu"
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if plan["gpu"] else torch.device("cpu")
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def over_all_nodes(device: Any, numbers: int, deadline: float, ranks_per_node: int) -> None:
-    """Meet the ranks of all nodes, then reduce with them; say which nodes didn't come."""
+    """Meet the ranks of all nodes, then run collectives with them; report nodes that didn't arrive."""
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if world == ranks_per_node:
         say("world", alone=True)
@@ -68,17 +68,17 @@ def over_all_nodes(device: Any, numbers: int, deadline: float, ranks_per_node: i
     say("met")
     say("world", **collectives(store, rank, world, device, numbers, deadline))
     done = min(deadline - MARGIN_SECONDS, time.monotonic() + MARGIN_SECONDS)
-    if rank == 0:  # the store lives in this process: leave last
+    if rank == 0:  # the store lives in this process, so it leaves last
         _together(store, "done", world, done)
     else:
         store.add("done", 1)
 
 
 def multiply(device: Any, size: int) -> dict[str, Any]:
-    """Multiply a matrix of which the exact result is known, on every unit of the device, and time it.
+    """Multiply a matrix whose exact result is known, on every unit of the device, and time it.
 
-    A Hadamard matrix, +1 and -1 only, times its transpose is `size` on the diagonal and 0 elsewhere. Every partial sum
-    is a whole number that the accumulators hold exactly, so that a single wrong bit anywhere is seen, in any order of
+    A Hadamard matrix (only +1 and -1) times its transpose has `size` on the diagonal and 0 elsewhere. Every partial sum
+    is a whole number that accumulators represent exactly, so that a single wrong bit is detected in any order of
     summation.
     """
     import torch
@@ -103,7 +103,7 @@ def multiply(device: Any, size: int) -> dict[str, Any]:
 
 
 def copy(device: Any) -> dict[str, float]:
-    """GB/s from the host's memory to the GPU and back, of the slower way, and of the GPU's own memory."""
+    """GB/s between the host's memory and the GPU (the slower direction), and within the GPU's memory."""
     import torch
 
     host = torch.empty(COPIED, dtype=torch.uint8, pin_memory=True)
@@ -113,16 +113,16 @@ def copy(device: Any) -> dict[str, float]:
         lambda: host.copy_(there, non_blocking=True),
         lambda: other.copy_(there),
     )
-    # The fastest: each takes so little time that a hiccup of the host would count for much.
+    # The fastest time counts, because such short copies are sensitive to hiccups of the host.
     into, back, inside = (min(_seconds(device, one) for _ in range(ROUNDS["cuda"])) for one in copies)
     return {
         "host_gb_per_second": COPIED / max(into, back) / 1e9,
-        "memory_gb_per_second": 2 * COPIED / inside / 1e9,  # read and written
+        "memory_gb_per_second": 2 * COPIED / inside / 1e9,  # both read and written
     }
 
 
 def collectives(store: Any, rank: int, world: int, device: Any, numbers: int, deadline: float) -> dict[str, Any]:
-    """All-reduce and all-to-all over the ranks: check every number, and time them; GB/s as nccl-tests define it."""
+    """All-reduce and all-to-all over the ranks, with every number checked; rates in GB/s as nccl-tests define them."""
     import torch
     import torch.distributed as dist
 
@@ -149,13 +149,13 @@ def collectives(store: Any, rank: int, world: int, device: Any, numbers: int, de
 
 
 def all_to_all(rank: int, world: int, device: Any, part: int) -> tuple[int, float]:
-    """Wrong numbers, and GB/s."""
+    """Number of wrong values, and GB/s."""
     import torch
     import torch.distributed as dist
 
     sent = torch.arange(world, dtype=torch.float32, device=device).repeat_interleave(part) + world * rank
     received = torch.empty_like(sent)
-    dist.all_to_all_single(received, sent)  # of every rank the part that is this one's
+    dist.all_to_all_single(received, sent)  # this rank's part from every rank
     expected = world * torch.arange(world, dtype=torch.float32, device=device).repeat_interleave(part) + rank
     wrong = int((received != expected).sum())
     seconds = _seconds(device, lambda: dist.all_to_all_single(received, sent))
@@ -163,7 +163,7 @@ def all_to_all(rank: int, world: int, device: Any, part: int) -> tuple[int, floa
 
 
 def _seconds(device: Any, work: Callable[[], object]) -> float:
-    """Of one time, the mean of three; what is done first may set something up."""
+    """Mean time of three calls, after a first one that may include set-up."""
     work()
     _synchronize(device)
     start = time.perf_counter()
@@ -174,7 +174,7 @@ def _seconds(device: Any, work: Callable[[], object]) -> float:
 
 
 def say(what: str, **found: Any) -> None:
-    print("\n" + json.dumps({"said": what, **found}), flush=True)  # a line of its own, whatever NCCL printed before
+    print("\n" + json.dumps({"said": what, **found}), flush=True)  # on a new line, whatever NCCL has printed before
 
 
 def _dtype(device: Any) -> Any:
@@ -199,7 +199,7 @@ def _store(address: str, port: int, rank: int, deadline: float) -> Any:
 
 
 def _together(store: Any, event: str, world: int, deadline: float) -> bool:
-    """Tell all ranks that this one is there, and wait for the others until the deadline."""
+    """Tell all ranks that this one has arrived, and wait for the others until the deadline."""
     store.add(event, 1)
     while store.add(event, 0) < world:
         if time.monotonic() > deadline:
@@ -213,14 +213,14 @@ def _left(deadline: float) -> datetime.timedelta:
 
 
 def _end_at(deadline: float) -> None:
-    """A call into CUDA or NCCL can hang where no exception reaches it; this process ends in time anyway."""
+    """End this process at the deadline, even if a call of CUDA or NCCL hangs where no exception reaches it."""
     timer = threading.Timer(deadline - time.monotonic(), _leave, (1,))
     timer.daemon = True
     timer.start()
 
 
 def _leave(code: int) -> None:
-    """End now: what is left of CUDA, NCCL and the store may wait for ranks that are gone."""
+    """Exit at once, because the clean-up of CUDA, NCCL and the store may wait for ranks that are gone."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

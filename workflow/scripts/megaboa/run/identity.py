@@ -1,4 +1,5 @@
-"""What a run is: everything that can change its losses. A changed identity is another run, with a store of its own."""
+"""A run's identity: everything that can change its losses. With a changed identity it is another run with its own
+store."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from megaboa.run import checkpoints
 
 
 def identity_of(folder: RunFolder) -> Identity:
-    """What the run is. One that began when harmless settings still counted keeps the identity that it had then."""
+    """The run's identity. A run that began when harmless settings still counted keeps its original identity."""
     identity = _identity(folder)
     root = folder.launch.store
     if root is None or store_of(folder, identity).identity.exists():
@@ -25,7 +26,7 @@ def identity_of(folder: RunFolder) -> Identity:
 
 
 def stored(folder: RunFolder) -> Iterator[tuple[RunStore, Identity]]:
-    """All that was ever trained under the run's name, with the identity of each."""
+    """The store folders of all runs trained under this run's name, each with its identity."""
     runs = Path(folder.launch.store, "runs", folder.experiment, folder.name)
     for path in sorted(runs.iterdir()) if runs.is_dir() else ():
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
@@ -33,7 +34,8 @@ def stored(folder: RunFolder) -> Iterator[tuple[RunStore, Identity]]:
 
 
 def _standing(folder: RunFolder, payload: RunStore, identity: Identity) -> tuple[bool, int]:
-    """Of several that differ in nothing that counts today, the one that is trained counts, or that came furthest."""
+    """Sort key for stores whose identities only differ in harmless settings: the trained one wins, else the most
+    advanced."""
     trained = read_if_there(TrainRecord, folder.train_manifest)
     return trained is not None and trained.identity == identity.digest, checkpoints.latest(payload.checkpoints)
 
@@ -43,7 +45,7 @@ def _counted_today(identity: Identity) -> Identity:
 
 
 def _identity(folder: RunFolder) -> Identity:
-    """The run's own file, and the contents of its model, tokenizer, corpora, parent and image."""
+    """The identity from the run's file, and the contents of its model, tokenizer, corpora, parent and image."""
     parent = folder.parent_manifest
     return Identity(
         run=folder.document("run"),
@@ -61,15 +63,15 @@ def store_of(folder: RunFolder, identity: Identity) -> RunStore:
 
 
 def is_trained(folder: RunFolder) -> bool:
-    """Whether the run's manifest is there and is that of what the run is now."""
+    """Whether the run has been trained as it is configured now."""
     try:
         return read(TrainRecord, folder.train_manifest).identity == identity_of(folder).digest
-    except FileNotFoundError:  # also where a corpus or a model is yet to be made
+    except FileNotFoundError:  # for example, a corpus or a model has not been made yet
         return False
 
 
 def is_outdated(folder: RunFolder, store: RunStore) -> bool:
-    """Whether the attempts belong to the run as it was configured before: its own have not begun."""
+    """Whether the store's attempts belong to an earlier configuration of the run, and its present one has not begun."""
     if not store.identity.exists():
         return False
     return without_harmless(read(Identity, store.identity).run) != without_harmless(folder.document("run"))

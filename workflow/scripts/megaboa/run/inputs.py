@@ -1,4 +1,4 @@
-"""Checks before the ranks start, for inputs that would make them fail late, or hang."""
+"""Checks before the ranks start, for inputs that would make them fail late or hang."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ SPLITS = ("training", "validation", "test")
 
 
 class UnusableInputError(InputError):
-    """Of a run, or of the machine that it finds itself on."""
+    """An unusable input of a run, or an unsuitable machine."""
 
 
 def check_nodes(folder: RunFolder, nodes: Sequence[str]) -> None:
-    """A run gets the nodes that it asks for; a machine without a scheduler is one."""
+    """Check that there are as many nodes as the run needs; a machine without a scheduler is one."""
     wanted = folder.launch.nodes
     if len(nodes) < wanted:
         raise UnusableInputError(
@@ -33,24 +33,24 @@ def check_nodes(folder: RunFolder, nodes: Sequence[str]) -> None:
 
 
 def check_image(folder: RunFolder) -> None:
-    """The image that the ranks start in is the one that was tested."""
+    """Check that the ranks' image is the one that was tested."""
     if folder.image and (problem := image_file.changed(folder.image)):
         raise UnusableInputError(f"run {folder.name}: {problem}")
 
 
 def check_data(folder: RunFolder) -> None:
-    """The run's corpora are as their manifests say, fit the model, and give every split something to read."""
+    """Check that corpora match their manifests and the model, and that every split has something to read."""
     check_corpora(folder)
     check_documents(folder, folder.run.data.get("split") or (folder.preflight and folder.preflight.split))
 
 
 def check_weights(folder: RunFolder) -> None:
-    """The imported checkpoint that the run starts from is as large as it was when it was proved."""
+    """Check that the files of the imported checkpoint have the sizes that they had when it was proved."""
     if not folder.run.is_pretrained:
         return
     manifest = read(ImportRecord, folder.model_manifest)
     root = Path(manifest.checkpoint).parent
-    for name, size in manifest.files.items():  # none in the manifests of older versions
+    for name, size in manifest.files.items():  # empty in manifests of older versions
         found = (root / name).stat().st_size if (root / name).exists() else None
         if found != size:
             what = "is missing" if found is None else f"has {found} bytes, and its manifest says {size}"
@@ -61,7 +61,8 @@ def check_weights(folder: RunFolder) -> None:
 
 
 def check_index(folder: RunFolder) -> None:
-    """The ranks would build it again, all runs that share it in the same folder at the same time."""
+    """Check that the index is there. Otherwise all runs that share it would build it, in the same folder at the same
+    time."""
     if folder.index and not (cache := Path(folder.index.cache)).is_dir():
         raise UnusableInputError(
             f"run {folder.name}: the index of its data is not in {cache} any more. Make it again: remove "
@@ -70,7 +71,8 @@ def check_index(folder: RunFolder) -> None:
 
 
 def check_corpora(folder: RunFolder) -> None:
-    """A file that was cut off or exchanged would be trained on, or end a rank in the middle of its start."""
+    """Check that files of corpora are unchanged: training would use a truncated or replaced file, or fail during its
+    start."""
     vocab_size = read(ModelSource, folder.source_manifest).vocab_size if folder.run.has_source else None
     for corpus, path in folder.corpus_manifests.items():
         manifest = read(Corpus, path)
@@ -103,7 +105,7 @@ def check_corpora(folder: RunFolder) -> None:
 
 
 def check_unchanged(folder: RunFolder, corpus: str) -> None:
-    """Files of the user's may be written again with the same size, after their checksums were taken."""
+    """Check that the user's own files were not rewritten, even with the same size, since their checksums were taken."""
     listed = read_if_there(Sources, folder.experiment_folder.corpus(corpus).sources)
     for file in listed.files if listed else ():
         try:
@@ -132,7 +134,7 @@ def dataset_problem(dataset: Dataset, dtype: str, is_given: bool = False) -> str
         "number of sequences": (header.sequences, dataset.documents),
         "number of documents": (header.boundaries - 1, dataset.documents),
     }
-    if is_given:  # others may have marked documents of several sequences; GPT's samples are drawn from sequences
+    if is_given:  # other tools may put several sequences into a document; GPT's samples are drawn from sequences
         del expected["number of documents"]
     for what, (found, wanted) in expected.items():
         if found != wanted:
@@ -141,9 +143,10 @@ def dataset_problem(dataset: Dataset, dtype: str, is_given: bool = False) -> str
 
 
 def check_documents(folder: RunFolder, split: str | None) -> None:
-    """Every split that reads a corpus must get documents of it: Megatron looks for the first one for ever.
+    """Check that every split has documents in every corpus that it reads: Megatron would search for the first one
+    forever.
 
-    `split` is data.split, or what Bridge's configuration has: a recipe brings its own.
+    `split` is data.split or, for a recipe, the split in Bridge's configuration.
     """
     data = folder.run.data
     if folder.run.is_tuned:
@@ -177,7 +180,7 @@ def examples_problem(examples: Examples) -> str | None:
 
 
 def check_examples(folder: RunFolder, split: str | None) -> None:
-    """Of every corpus that is shared out, each split gets some."""
+    """Check that every split has examples in every corpus that splits share."""
     for corpus, manifest in folder.corpora.items():
         shared = split and corpus in (folder.run.data.get("blend") or {})
         for name in empty_splits(split, manifest.documents) if shared else ():
@@ -188,7 +191,7 @@ def check_examples(folder: RunFolder, split: str | None) -> None:
 
 
 def empty_splits(split: str, documents: int) -> list[str]:
-    """Names of the splits with a share above 0 that get no document, counted as Megatron counts."""
+    """Names of the splits with a share above 0 that get no document, by Megatron's rounding."""
     bounds = bounds_of(split, documents)
     return [
         name
@@ -198,12 +201,12 @@ def empty_splits(split: str, documents: int) -> list[str]:
 
 
 def bounds_of(split: str, documents: int) -> list[tuple[int, int]]:
-    """Of every split its first document, and the one after its last."""
+    """For every split its first document, and the one after its last."""
     shares = _shares(split)
     ends = [0.0, *accumulate(share / sum(shares) for share in shares)]
     return list(pairwise(round(end * documents) for end in ends))
 
 
 def _shares(split: str) -> list[float]:
-    given = [float(share) for share in re.findall(r"[.0-9]+", split)]  # as Megatron reads it
+    given = [float(share) for share in re.findall(r"[.0-9]+", split)]  # Megatron's own parsing
     return given + [0.0] * (len(SPLITS) - len(given))

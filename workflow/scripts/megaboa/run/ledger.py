@@ -1,7 +1,8 @@
-"""The ledger of a run's attempts: a line when one starts and a line when it ends, on disk before anything continues.
+"""The ledger of a run's attempts: a line for every start and end, on disk before anything continues.
 
-Append-only. What a killed supervisor could not write, the next one adds (`cause` lost, or what its scheduler says).
-At the end: the ledger formatted for people; entries may be old ones without a cause, a job or nodes.
+It is append-only. If a killed supervisor could not write an end, the next one adds it, with the cause `lost` or the
+scheduler's. The end of this module formats the ledger for people; entries of older versions may lack a cause, a job or
+nodes.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ from megaboa.run.patience import patiently
 
 def append(ledger: Path, event: Event) -> None:
     text = line(event)
-    patiently(lambda: append_line(ledger, text))  # what follows relies on this line
+    patiently(lambda: append_line(ledger, text))  # nothing may go on without this line
 
 
 def next_attempt(store: RunStore) -> int:
-    """Never the number of an existing folder: a ledger may have lost lines."""
+    """Number of the next attempt. Existing folders count too, because a ledger may have lost lines."""
     told = (event.attempt for event in read_ledger(store.ledger) if isinstance(event, AttemptStart | AttemptEnd))
     return max(max(told, default=0), store.newest_attempt) + 1
 
@@ -56,20 +57,20 @@ def ends(entries: Sequence[Event]) -> list[AttemptEnd]:
 
 
 def last_step(entries: Sequence[Event], before: int) -> int:
-    """The last step that the attempt before this one did; 0 if none."""
+    """The last step of the latest earlier attempt that did any; 0 if none."""
     done = [end.last_step for end in ends(entries) if end.attempt < before and end.last_step is not None]
     return done[-1] if done else 0
 
 
 def open_attempt(entries: Sequence[Event]) -> AttemptStart | None:
-    """The start of an attempt without a recorded end."""
+    """The start of an attempt whose end is not recorded."""
     begun, ended = starts(entries), {end.attempt for end in ends(entries)}
     return begun[-1] if begun and begun[-1].attempt not in ended else None
 
 
 def failures_in_a_row(entries: Sequence[Event]) -> int:
-    """Ends that use up the budget, since the last one that left a newer checkpoint or began with newer copies, or since
-    a person called again."""
+    """Number of ends that use up the budget, since the last progress (a newer checkpoint, or newer copies to start
+    from) or the last call by a person."""
     count, reached = 0, 0
     for entry in entries:
         if isinstance(entry, Called):
@@ -86,7 +87,7 @@ def failures_in_a_row(entries: Sequence[Event]) -> int:
 
 
 def links_without_progress(entries: Sequence[Event]) -> int:
-    """Jobs of a chain that ended, one after the other, with the checkpoint that they began with."""
+    """Number of consecutive jobs in the chain that ended without a newer checkpoint than they started from."""
     begun = {start.attempt: start.resumed_from for start in starts(entries)}
     count = 0
     for end in ends(entries):
@@ -96,7 +97,7 @@ def links_without_progress(entries: Sequence[Event]) -> int:
 
 
 def links_without_save(entries: Sequence[Event]) -> int:
-    """Jobs of a chain whose wall time ended, one after the other, before the save of their last step was over."""
+    """Number of consecutive jobs in the chain whose wall time ended before their last step was saved."""
     count = 0
     for end in ends(entries):
         if end.cause == "time_limit":
@@ -105,27 +106,28 @@ def links_without_save(entries: Sequence[Event]) -> int:
 
 
 def fails_again_at(entries: Sequence[Event]) -> int | None:
-    """The step at which the last two attempts of this call failed, if that is reproducible."""
+    """The step at which the last two attempts of this call both failed, if that is reproducible."""
     own = _since_call(entries)
-    # Of one that came to no step after copies on its nodes these may be the cause: the next takes the checkpoint.
+    # Without attempts that did no step after loading copies: the copies may be at fault, and the next uses the
+    # checkpoint.
     judged = [end for end in ends(own) if end.cause not in FREE and not (end.local and end.last_step is None)]
     last = judged[-2:]
     if len(last) < 2 or any(end.cause not in REPEATABLE for end in last):
         return None
-    if all(end.last_step is None for end in last):  # no step's fault
+    if all(end.last_step is None for end in last):  # not a step's fault
         return None
-    if set.intersection(*(set(end.bad_nodes) for end in last)):  # a node's
+    if set.intersection(*(set(end.bad_nodes) for end in last)):  # a node's fault
         return None
     begun = {start.attempt: start.resumed_from for start in starts(own)}
-    # An attempt that fails in the first step after a checkpoint has done none.
+    # An attempt that fails in the first step after a checkpoint has no last step.
     before, again = (end.last_step or begun.get(end.attempt) for end in last)
     return again + 1 if again and before == again else None
 
 
 def avoided_nodes(entries: Sequence[Event], now: float, hours: float) -> dict[str, float]:
-    """Nodes that failed recently under this run, each with the last time.
+    """Nodes that failed recently under this run, with the time of the last failure.
 
-    A node on which ranks froze failed only perhaps: what froze twice is avoided.
+    If ranks froze on a node, that may be chance, so the node is only avoided after the second time.
     """
     blamed = [entry for entry in entries if isinstance(entry, Unhealthy | AttemptEnd) and entry.bad_nodes]
     recent = [entry for entry in blamed if now - entry.time < hours * 3600]
@@ -138,7 +140,7 @@ def avoided_nodes(entries: Sequence[Event], now: float, hours: float) -> dict[st
 
 
 def left_in_a_row(entries: Sequence[Event]) -> int:
-    """How often the run has just left nodes that it avoids, without having tried."""
+    """How often in a row the run has left its nodes because it avoids them, without starting an attempt."""
     count = 0
     for entry in entries:
         count = count + 1 if isinstance(entry, Left) else count * (not isinstance(entry, AttemptStart))
@@ -146,7 +148,7 @@ def left_in_a_row(entries: Sequence[Event]) -> int:
 
 
 def ran_on(entries: Sequence[Event]) -> list[RanOn]:
-    """The software of a run's attempts, each once, in order; empty if not recorded."""
+    """The distinct software of a run's attempts, in order; empty if not recorded."""
     found: dict[str, RanOn] = {}
     for start in starts(entries):
         if start.ran_on:
@@ -157,7 +159,7 @@ def ran_on(entries: Sequence[Event]) -> list[RanOn]:
 
 
 def set_aside_unread(entries: Sequence[Event]) -> Distrusted | None:
-    """The checkpoint that was set aside because ranks failed to load it, if they have loaded none since."""
+    """The checkpoint set aside because ranks failed to load it, unless ranks have loaded a checkpoint since."""
     found = None
     for entry in entries:
         if isinstance(entry, Trusted) or (isinstance(entry, AttemptEnd) and entry.last_step is not None):
@@ -168,7 +170,7 @@ def set_aside_unread(entries: Sequence[Event]) -> Distrusted | None:
 
 
 def skipped_steps(entries: Sequence[Event]) -> list[Range]:
-    """First and last step of every range whose batches are left out."""
+    """First and last step of every range whose batches are skipped."""
     return [entry.steps for entry in entries if isinstance(entry, LeftOut)]
 
 
@@ -178,7 +180,7 @@ def _since_call(entries: Sequence[Event]) -> list[Event]:
 
 
 def last_event(entries: Sequence[Event]) -> tuple[str, float] | None:
-    """The newest entry that says something, and when it was written."""
+    """The text and time of the newest entry that has a text."""
     for number in reversed(range(len(entries))):
         if text := _text(entries, number):
             return text, entries[number].time
@@ -202,7 +204,7 @@ def _text(entries: Sequence[Event], number: int) -> str:
 
 
 def brief(nodes: Sequence[str]) -> str:
-    """`login,n[1-3,7]`, as schedulers write it."""
+    """A short form of node names as schedulers write it: `login,n[1-3,7]`."""
     split = {node: re.fullmatch(r"(.*?)(\d+)", node) for node in nodes}
     padded = {found[1] for found in split.values() if found and found[2].startswith("0")}
     parts, numbers = [node for node, found in split.items() if not found], defaultdict(list)
@@ -265,7 +267,7 @@ def _end(end: AttemptEnd) -> str:
 
 
 def _cause(entry: Event) -> str:
-    if not isinstance(entry, AttemptEnd):  # a start, whose end was never written
+    if not isinstance(entry, AttemptEnd):  # a start whose end was never recorded
         return CAUSES["lost"].noun
     noun = CAUSES[entry.cause].noun if entry.cause in CAUSES else entry.cause or "failure"
     return f"{noun} of {brief(entry.bad_nodes)}" if entry.bad_nodes else noun

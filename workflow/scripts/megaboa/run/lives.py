@@ -1,8 +1,8 @@
-"""The supervisor's keeper: restarts it if it alone was killed, most likely by the OOM killer.
+"""The supervisor's keeper, which restarts the supervisor if that alone was killed, most likely by the OOM killer.
 
-The keeper does nothing else. It is small, so the kernel kills it last; and it inherits a killed supervisor's children,
-so that none of them runs together with its successor's ranks. `Signals` is how the supervisor hears of signals, those
-that its keeper passes on among them.
+The keeper does nothing else. It is small, so the kernel kills it last. It inherits a killed supervisor's children, so
+that none of them runs alongside the ranks of the next life. `Signals` collects the supervisor's signals, including
+those that the keeper passes on.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from pathlib import Path
 
 from megaboa.scheduler.local import HELD
 
-LIVES = 5  # of one call, or of one life of its job
+LIVES = 5  # per call, or per life of its job
 GONE_SECONDS = 30.0
 POLL_SECONDS = 0.1
-ZYGOTE = b"megaboa.bridge.zygote"  # no orphan of ours: it serves others too, and ends by itself
+ZYGOTE = b"megaboa.bridge.zygote"  # not counted as an orphan: it serves others too, and ends by itself
 _PR_SET_CHILD_SUBREAPER = 36
-PASSED_ON = signal.SIGUSR1  # by which the keeper passes on each signal that it gets itself
+PASSED_ON = signal.SIGUSR1  # sent to the supervisor for every signal that the keeper receives
 
 
 def kept(work: Callable[[int], int]) -> int:
-    """Do `work(life)` in a process of its own, and again if that is killed by SIGKILL; return its exit code."""
+    """Run `work(life)` in a child process, and again whenever that is killed by SIGKILL; return its exit code."""
     _inherit_orphans()
     heard: list[int] = []
     child = None
@@ -64,7 +64,7 @@ def kept(work: Callable[[int], int]) -> int:
                 break
             print(f"megaboa: the supervisor was killed in life {life} of {LIVES}", file=sys.stderr, flush=True)
             _end_orphans()
-            os.read(alive, 1)  # until ranks that a zygote has forked, which hold the other end, have ended too
+            os.read(alive, 1)  # returns once all forked ranks, which hold the other end, have ended
             os.close(alive)
         return code if code >= 0 else 128 - code
     finally:
@@ -90,9 +90,9 @@ def _live(work: Callable[[int], int], life: int) -> None:
 
 
 def _wait(child: int) -> int:
-    """Its exit code, or minus the signal that ended it; orphans that have ended on the way are forgotten.
+    """The child's exit code, or minus the signal that ended it; orphans that end in the meantime are reaped.
 
-    Looked for again and again: a signal that comes just before a wait for ever would be passed on when that ends.
+    It polls, because a signal that arrives just before a blocking wait would only be passed on after it.
     """
     while True:
         pid, status = os.waitpid(-1, os.WNOHANG)
@@ -108,10 +108,11 @@ def _inherit_orphans() -> None:
 
 
 def _end_orphans() -> None:
-    """Ranks on this machine die with their supervisor; a scheduler's launcher lives on, and ends its ranks when it is
-    asked to.
+    """End the processes that a killed supervisor left behind, and wait for them.
 
-    One that the kernel can't end yet (a file system that hangs) may still write to the store, so it is waited for.
+    Ranks on this machine die with their supervisor, but a scheduler's launcher lives on, and ends its ranks when asked
+    to. A process that the kernel can't end yet (its file system hangs) may still write to the store, so it is waited
+    for.
     """
     began, asked, said = time.monotonic(), set(), False
     while orphans := _children():
@@ -139,17 +140,17 @@ def _children() -> set[int]:
             ours = int(rest.rsplit(")", 1)[1].split()[1]) == os.getpid()
             if (
                 ours and ZYGOTE not in path.with_name("cmdline").read_bytes()
-            ):  # it serves others too, and ends by itself
+            ):  # the zygote serves others too, and ends by itself
                 found.add(int(pid))
     return found
 
 
 @dataclass
 class Signals:
-    """SIGTERM, SIGINT and SIGHUP as facts: they are noted, and the watcher acts on them.
+    """Collects SIGTERM, SIGINT and SIGHUP for the watcher, which acts on them.
 
-    Used as a context: outside of it the signals do what they did before. Terminals and schedulers send theirs to all
-    processes: what the keeper passes on is then the same one, and no second.
+    A context manager: outside of it, signals have their previous effect. Terminals and schedulers signal all processes
+    of a job, so a signal that also comes from the keeper is counted once.
     """
 
     seen: list[str] = field(default_factory=list)

@@ -1,7 +1,7 @@
-"""What nodes did wrong, remembered by all runs of a store: `<store>/nodes/<cluster>/<node>.jsonl`.
+"""Troubles with nodes, remembered by all runs of a store: `<store>/nodes/<cluster>/<node>.jsonl`.
 
-A trouble counts half after `recovery.node_memory_days`, a quarter after twice that. One failure can be chance or the
-run's own fault, and only the run that met it avoids the node; two recent ones are the node's.
+A trouble's weight halves every `recovery.node_memory_days`. A single failure may be chance or the run's own fault, so
+only that run avoids the node; two recent ones are the node's fault.
 """
 
 from __future__ import annotations
@@ -23,19 +23,20 @@ from megaboa.scheduler.registry import cluster
 
 DAY = 86_400.0
 USUAL_DAYS = 7.0  # the default of recovery.node_memory_days
-# How much one counts when it is new. "slow": heat, power, lower clocks: it costs time and loses nothing.
+# Weights of new troubles. "slow" (heat, power, low clocks) costs time but loses no work.
 WEIGHTS = {"node_failure": 1.0, "gpu_failure": 1.0, "unhealthy": 1.0, "gpu": 0.5, "hang": 0.5, "slow": 0.25}
 AVOIDED_FROM = 1.5
-# Several runs meet the same event, and a slow node is slow in every attempt: that counts once.
+# Within these times, equal troubles count once: several runs meet the same event, and a slow node is slow in every
+# attempt.
 SAME_EVENT_SECONDS = {"slow": DAY}
 USUAL_EVENT_SECONDS = 3600.0
-AVOIDED_SHARE = 0.1  # of a partition's nodes; where more are bad, something else is
-FORGOTTEN = "forgotten"  # a person says that what came before is repaired
+AVOIDED_SHARE = 0.1  # of a partition's nodes; if more are bad, the cause lies elsewhere
+FORGOTTEN = "forgotten"  # a person's note that earlier troubles are repaired
 
 
 @dataclass(frozen=True)
 class Remembered:
-    """A node's troubles since it was last forgotten, oldest first, and what they count now."""
+    """A node's troubles since it was last forgotten, oldest first, and their present score."""
 
     node: str
     troubles: tuple[NodeTrouble, ...]
@@ -46,7 +47,7 @@ class Remembered:
         return self.score >= AVOIDED_FROM
 
     def returns(self, days: float) -> float:
-        """In how many days it is no longer avoided, if nothing happens."""
+        """Days until the node is no longer avoided, if it has no new trouble."""
         return days * math.log2(self.score / AVOIDED_FROM) if self.avoided else 0.0
 
 
@@ -66,10 +67,10 @@ def judge(node: str, troubles: Iterable[NodeTrouble], now: float, days: float) -
 
 
 def of_store(store: Path, now: float, days: float) -> dict[str, list[Remembered]]:
-    """By cluster, the worst nodes first."""
+    """The remembered nodes by cluster, worst first."""
     found: dict[str, list[Remembered]] = {}
     for path in NodesFolder.of(store).all:
-        with contextlib.suppress(OSError, ValueError):  # another user's, or of a later version
+        with contextlib.suppress(OSError, ValueError):  # another user's file, or from a later version
             known = judge(path.stem, read_node_troubles(path), now, days)
             if known.troubles:
                 found.setdefault(path.parent.name, []).append(known)
@@ -77,8 +78,11 @@ def of_store(store: Path, now: float, days: float) -> dict[str, list[Remembered]
 
 
 def here(folder: RunFolder) -> list[Remembered]:
-    """The nodes of this cluster that the store's runs have met with trouble; none where that is switched off, or the
-    run wants nodes with a feature: how many others have it isn't known."""
+    """The remembered nodes of this cluster.
+
+    Empty if the memory is switched off, or the run wants nodes with a certain feature: it isn't known how many others
+    have it.
+    """
     days = folder.launch.recovery.node_memory_days
     if not days or not folder.launch.store or folder.launch.constraint:
         return []
@@ -89,8 +93,10 @@ def here(folder: RunFolder) -> list[Remembered]:
 
 
 def bad(nodes: Sequence[Remembered], usable: set[str], kept: set[str], needed: int) -> set[str]:
-    """Of nodes, worst first, those to be avoided besides `kept`: a tenth at most, and never so many that less than one
-    more than needed is left."""
+    """The nodes to avoid in addition to `kept`, out of `nodes` (worst first).
+
+    These are at most a tenth of the usable nodes, and at least one more than `needed` is left.
+    """
     found: set[str] = set()
     most = max(1, int(AVOIDED_SHARE * len(usable)))
     for one in nodes:
@@ -100,13 +106,13 @@ def bad(nodes: Sequence[Remembered], usable: set[str], kept: set[str], needed: i
 
 
 def remember(folder: RunFolder, nodes: Mapping[str, str], what: str, attempt: int | None = None) -> None:
-    """`nodes`: each with what is said of it. That it can't be written stops nothing."""
+    """Record a trouble for each node; `nodes`: descriptions by node. Failures to write are ignored."""
     if not folder.launch.store or not folder.launch.recovery.node_memory_days:
         return
     with contextlib.suppress(OSError, UnreachableError):
         place = NodesFolder.of(Path(folder.launch.store))
         for node, detail in nodes.items():
-            if "/" in node:  # it may come from a log
+            if "/" in node:  # names may come from a log
                 continue
             path = place.node(cluster().cluster(), node)
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -115,7 +121,7 @@ def remember(folder: RunFolder, nodes: Mapping[str, str], what: str, attempt: in
 
 
 def remember_gpus(folder: RunFolder, number: int, target: AttemptFolder, nodes: Sequence[str]) -> None:
-    """What the samples of an attempt's GPUs show; samplers know a host's own name, which may be longer."""
+    """Record the GPU troubles in an attempt's samples. Samplers use the host's own name, which may have a domain."""
     found = use_of({number: target})
     if found is None:
         return

@@ -1,7 +1,7 @@
-"""NVIDIA's management library, as far as samples of GPUs need it: by ctypes, as the ranks' Python may lack
+"""The part of NVIDIA's management library that GPU samples need, by ctypes, because the ranks' Python may lack
 nvidia-ml-py. Standard library only.
 
-A value that this GPU, driver or user doesn't get is None.
+Values that this GPU, driver or user can't get are None.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _CLOCK_SM, _CLOCK_MEMORY = 1, 2
 _CORRECTED, _UNCORRECTED = 0, 1
 _SINCE_DRIVER_LOAD = 0
 _FIELD_MEMORY_TEMPERATURE = 82
-# Of all links together: CRC of control and of data, replay, recovery, ECC.
+# Sums over all links: CRC errors of control and data, replays, recoveries, ECC errors.
 _FIELDS_NVLINK_ERRORS = (38, 45, 52, 59, 160)
 _MOST_NVLINKS = 18
 _WORDS_OF_PROCESSORS = 64  # of 64 bits
@@ -27,7 +27,7 @@ _GONE = {15: "the GPU is lost", 16: "the GPU requires a reset", 999: "unknown er
 
 
 class NvmlError(Exception):
-    """Why the driver can't be asked."""
+    """The reason why the driver can't be asked."""
 
 
 class _Utilisation(ctypes.Structure):
@@ -76,7 +76,7 @@ class Nvml:
             raise NvmlError(f"the driver doesn't answer: {self._text(code)}")
 
     def gpus(self) -> list[Gpu]:
-        """Those that this process may see, in the driver's order."""
+        """The GPUs that this process may see, in the driver's order."""
         count = c_uint()
         if code := self._call("nvmlDeviceGetCount_v2", byref(count)):
             raise NvmlError(f"the driver can't count its GPUs: {self._text(code)}")
@@ -94,7 +94,7 @@ class Nvml:
         try:
             function = getattr(self._library, name)
         except AttributeError:
-            return _FUNCTION_NOT_FOUND  # of a newer driver, or an older one
+            return _FUNCTION_NOT_FOUND  # missing in this version of the driver
         function.restype = c_int
         return function(*arguments)
 
@@ -110,7 +110,7 @@ class Nvml:
 class Gpu:
     def __init__(self, nvml: Nvml, index: int) -> None:
         self._nvml, self.index, self._handle = nvml, index, c_void_p()
-        self.error: str | None = None  # that it no longer answers, by the last question
+        self.error: str | None = None  # set if the GPU no longer answers, by the latest query
         self._note(nvml._call("nvmlDeviceGetHandleByIndex_v2", c_uint(index), byref(self._handle)))
 
     @property
@@ -185,12 +185,12 @@ class Gpu:
 
     @property
     def nvlink_errors(self) -> int | None:
-        """Of all kinds and links; the driver counts them since it was loaded."""
+        """Errors of all kinds on all links since the driver was loaded."""
         return _sum_of_known(self._fields(_FIELDS_NVLINK_ERRORS))
 
     @property
     def nvlinks(self) -> int | None:
-        """How many are up; None: it has none."""
+        """Number of active links; None if it has none."""
         return _sum_of_known(self._number("nvmlDeviceGetNvLinkState", c_uint(link)) for link in range(_MOST_NVLINKS))
 
     @property
@@ -199,17 +199,17 @@ class Gpu:
 
     @property
     def most_pcie_lanes(self) -> int | None:
-        """Of this GPU in this slot."""
+        """The maximum for this GPU in this slot."""
         return self._number("nvmlDeviceGetMaxPcieLinkWidth")
 
     @property
     def pcie_replays(self) -> int | None:
-        """Since the driver was loaded."""
+        """Count since the driver was loaded."""
         return self._number("nvmlDeviceGetPcieReplayCounter")
 
     @property
     def processors(self) -> set[int]:
-        """Those that are near; empty where the driver doesn't say."""
+        """Processors near the GPU; empty if the driver doesn't report them."""
         words = (c_ulong * _WORDS_OF_PROCESSORS)()
         if not self._asked("nvmlDeviceGetCpuAffinity", c_uint(_WORDS_OF_PROCESSORS), words):
             return set()

@@ -1,6 +1,6 @@
-"""Nodes that are well but slow, by what their health check measured: below the site's pass marks, far below the
-others, or far below what their GPUs are made for. Between nodes nobody can be told apart: that mark is one for all.
-"""
+"""Nodes that are healthy but slow, by the measurements of their health check: below the site's pass marks, far below
+other nodes, or far below their GPUs' published performance. Rates between nodes can't be attributed to one of them, so
+there is a single mark for all."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from megaboa.records import NodeHealth, PassMarks, Unhealthy, read_ledger
 from megaboa.run import health
 
 SLOW_SHARE = 0.8  # of the other nodes' median
-SLOW_PEAK_SHARE = 0.4  # of the GPUs' published peak: healthy ones reach 0.5 to 0.8
+SLOW_PEAK_SHARE = 0.4  # of the GPUs' published peak; healthy GPUs reach 0.5 to 0.8
 ENOUGH_OTHERS = 3
-MARGIN = 0.9  # good nodes differ by some percent, and one node from one check to the next
+MARGIN = 0.9  # good nodes differ by a few percent, and so do checks of the same node
 UNITS = {
     "tflops": "TFLOP/s in a product of matrices",
     "sm_mhz": "MHz of a GPU at work",
@@ -35,19 +35,20 @@ ALONE = tuple(name for name in UNITS if name not in OF_ALL_NODES)
 
 
 def slow(results: Mapping[str, NodeHealth], marks: PassMarks | None) -> dict[str, list[str]]:
-    """By node; the lowest of a node's GPUs counts. Processors are compared with marks only: other work shares them.
+    """The slow nodes, each judged by its slowest GPU. Processors are only compared with marks, because other work
+    shares them.
 
-    What is slow between the nodes is said only if no node is slow by itself, which is the usual reason.
+    Slow rates between nodes are only reported if no node is slow by itself, which is the usual cause.
     """
     return _slow_in(ALONE, results, marks) or _slow_in(OF_ALL_NODES, results, marks)
 
 
 def checks_of(store: Path) -> dict[str, list[NodeHealth]]:
-    """All health checks of fit nodes by a store's runs, by the nodes' GPUs as in `8 x NVIDIA H200`."""
+    """All health checks of fit nodes by a store's runs, grouped by the nodes' GPUs, such as `8 x NVIDIA H200`."""
     kinds: dict[str, list[NodeHealth]] = {}
     for run in stores(store):
         refused = [entry.bad_nodes for entry in read_ledger(run.ledger) if isinstance(entry, Unhealthy)]
-        unfit = set(itertools.chain.from_iterable(refused))  # also the slow ones, which don't know that
+        unfit = set(itertools.chain.from_iterable(refused))  # includes slow nodes, whose own results are ok
         for folder in (folder for attempt in run.attempts for folder in (attempt.health, attempt.next_health)):
             for one in health.results_in(folder):
                 if one.ok and one.node not in unfit and (gpus := Counter(_gpus(one))):
@@ -57,8 +58,8 @@ def checks_of(store: Path) -> dict[str, list[NodeHealth]]:
 
 
 def of_good_nodes(good: Sequence[NodeHealth]) -> PassMarks:
-    """What nine tenths of these checks pass with a margin. How fast it is between nodes depends on how many there are:
-    no mark is made of that."""
+    """Marks that nine tenths of these checks pass, with a margin. None for rates between nodes, which depend on their
+    number."""
     reached = {name: sorted(filter(None, (_lowest(one.measured.get(name)) for one in good))) for name in ALONE}
     tenths = {name: values[len(values) // 10] for name, values in reached.items() if values}
     return PassMarks(**{name: float(f"{MARGIN * value:.3g}") for name, value in tenths.items()})
@@ -88,14 +89,14 @@ def _lowest(measured: Any) -> float | None:
 
 
 def _usual(results: Mapping[str, NodeHealth], values: Mapping[str, float], node: str) -> float | None:
-    """The median of nodes with the same GPUs."""
+    """The median of other nodes with the same GPUs; None if there are too few."""
     kind = _gpus(results[node])
     others = [value for other, value in values.items() if other != node and kind and _gpus(results[other]) == kind]
     return statistics.median(others) if len(others) >= ENOUGH_OTHERS else None
 
 
 def _peak(one: NodeHealth) -> float:
-    """0 where it isn't known."""
+    """The published peak of a node's GPUs; 0 if unknown."""
     return next((found[0] for kind in _gpus(one) if (found := peak_of(kind))), 0.0)
 
 

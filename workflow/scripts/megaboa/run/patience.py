@@ -1,4 +1,4 @@
-"""Waiting for a file system that fails for a while: a full disk, a file server that is restarted."""
+"""Waiting for a file system that fails temporarily: a full disk, or a file server that restarts."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from megaboa import files
 
 PATIENCE_SECONDS, AGAIN_SECONDS = 600.0, 5.0
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-# Errors that waiting doesn't fix. All else may be a file server that is restarted (EIO, ESTALE, ESHUTDOWN, ETIMEDOUT,
-# ...).
+# Errors that waiting doesn't fix. All others may come from a file server that restarts (EIO, ESTALE, ESHUTDOWN,
+# ETIMEDOUT ...).
 LASTING = frozenset(
     {errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST}
     | {errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL, errno.EXDEV, errno.ENOTEMPTY}
 )
-PROBE_BYTES = 1 << 20  # more than is left in a file's last block
+PROBE_BYTES = 1 << 20  # more than may be free in a file's last block
 
 
 def patiently[Result](do: Callable[[], Result], say: Callable[[str], None] = lambda text: None) -> Result:
-    """Do it again until it succeeds: what may be done in part, and again."""
+    """Repeat an action until it succeeds. It must tolerate repetition, also after a partial failure."""
     deadline, told = time.monotonic() + PATIENCE_SECONDS, False
     while True:
         try:
@@ -37,12 +37,12 @@ def patiently[Result](do: Callable[[], Result], say: Callable[[str], None] = lam
 
 
 def may_pass(error: OSError) -> bool:
-    """Whether the same may succeed later."""
+    """Whether a repetition may succeed later."""
     return error.errno is not None and error.errno not in LASTING
 
 
 def full(folder: Path) -> str | None:
-    """What a write into this folder says, where nothing can be written because there is no room for it."""
+    """The error message if nothing can be written to this folder for lack of space; None otherwise."""
     probe = folder / "is-there-room"
     try:
         files.write_bytes(probe, bytes(PROBE_BYTES))

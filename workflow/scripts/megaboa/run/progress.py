@@ -1,4 +1,4 @@
-"""How far a run has come, told by the files in its store. Standard library only: the supervisor prints it too."""
+"""A run's progress, from the files in its store. Standard library only, because the supervisor prints it too."""
 
 from __future__ import annotations
 
@@ -31,20 +31,21 @@ from megaboa.records import (
 from megaboa.run import ledger
 from megaboa.scheduler.local import is_running
 
-# Long enough for the last hundred steps or so, whatever the length of steps.jsonl.
+# Enough for about the last hundred steps, whatever the length of steps.jsonl.
 TAIL_BYTES = 32_768
-# Steps over which the speed is measured: enough to be calm, few enough to follow a change.
+# Steps for measuring the speed: enough to be steady, few enough to follow a change.
 SPEED_WINDOW = 20
 SAVES_FROM_ATTEMPTS = 3
 _LIFE = (Called, AttemptStart, AttemptEnd, Cancelled)
-SAVES_BYTES = 4_194_304  # some ten thousand steps
+SAVES_BYTES = 4_194_304  # about ten thousand steps
 
 
 @dataclass(frozen=True)
 class Progress:
-    """One run at one moment. `state` is waiting, queued, running, done, failed, interrupted or lost.
+    """A run's progress at one moment. `state` is waiting, queued, running, done, failed, interrupted or lost.
 
-    The files alone never say lost, and queued only where a run has put its own job back; a scheduler tells the rest.
+    Files alone never yield lost, and yield queued only if the run requeued its own job; the rest comes from a
+    scheduler.
     """
 
     run: str
@@ -52,8 +53,8 @@ class Progress:
     step: int = 0
     total: int | None = None
     loss: float | None = None
-    checkpoints: int = 0  # that are complete
-    checkpoint_bytes: int = 0  # of all of them
+    checkpoints: int = 0  # complete ones
+    checkpoint_bytes: int = 0  # in total
     steps_per_second: float | None = None
     tokens_per_second: float | None = None
     attempt: int = 0
@@ -63,17 +64,17 @@ class Progress:
     nodes: tuple[str, ...] = ()
     age_seconds: float | None = None
     detail: str | None = None
-    event: str | None = None  # what happened last, without the steps
+    event: str | None = None  # the last event that isn't a step
     event_time: float | None = None
-    goes_on: bool = False  # by the ledger: it is being trained, or about to be
+    goes_on: bool = False  # by the ledger: the run is being trained, or about to be
     job_state: str | None = None  # the scheduler's word for it
     job_reason: str | None = None  # why it waits
     job_starts: float | None = None  # when the scheduler expects that it starts
     job_ends: float | None = None  # when its wall time is used up
     slurm: str | None = None  # "unknown": the scheduler could not be asked
-    holder: str | None = None  # the holder, if the scheduler doesn't show it
-    slow: str | None = None  # the rank that calculated longest at all of the last saves, and its score
-    jobs_left: int | None = None  # further jobs that the run needs, at the speed that was measured
+    holder: str | None = None  # holder of the run, if the scheduler doesn't show its job
+    slow: str | None = None  # the rank that was slowest at each of the last saves, and its score
+    jobs_left: int | None = None  # estimated number of further jobs that the run needs
 
     @property
     def eta_seconds(self) -> float | None:
@@ -83,7 +84,7 @@ class Progress:
 
 
 def read_progress(run_store: str | Path, run: str | None = None, now: float | None = None) -> Progress:
-    """Read a run's state from its store; `now` (unix seconds) is only for the age of the last event."""
+    """Read a run's progress from its store; `now` (unix seconds) is only used for the age of the last event."""
     store = RunStore(Path(run_store))
     run = run or store.path.parent.name
     now = time.time() if now is None else now
@@ -93,11 +94,11 @@ def read_progress(run_store: str | Path, run: str | None = None, now: float | No
     told = {"event": event, "event_time": event_time}
     job = next((entry.job for entry in reversed(entries) if isinstance(entry, AttemptStart | Called)), None)
     starts = ledger.starts(entries)
-    # Between two attempts, or before the first: a call, or a cancellation.
+    # A call or a cancellation, between two attempts or before the first.
     between = next((entry for entry in reversed(entries) if isinstance(entry, _LIFE)), None)
     cancelled = between.detail if isinstance(between, Cancelled) else None
     if not starts:
-        state = "interrupted" if cancelled else "running" if job else "waiting"  # called in a job, and about to start
+        state = "interrupted" if cancelled else "running" if job else "waiting"  # called in a job: about to start
         goes_on = job is not None and not cancelled
         return Progress(run, state, total=total, job=job, goes_on=goes_on, detail=cancelled, **told)
     start = starts[-1]
@@ -133,7 +134,7 @@ def read_progress(run_store: str | Path, run: str | None = None, now: float | No
 
 
 def last_step(store: RunStore) -> int | None:
-    """The step at which the run is over: from its identity or, for a recipe, as its ranks found it."""
+    """The run's last step, from its identity or, for a recipe, from what its ranks found; None if unknown."""
     asked = read(Identity, store.identity).run["training"].get("train_iters") if store.identity.exists() else None
     if asked is None and store.found.exists():
         return read(Found, store.found).train_iters
@@ -141,15 +142,16 @@ def last_step(store: RunStore) -> int | None:
 
 
 def slowest_save(store: RunStore) -> float | None:
-    """Seconds of the slowest save of the newest attempts; None where none was measured."""
+    """Seconds of the slowest save in the newest attempts; None if none was measured."""
     saves = [event for event in _recent(store) if isinstance(event, Saved) and not event.local]
     return max((event.seconds for event in saves if event.seconds), default=None)
 
 
 def slowest_background_save(store: RunStore, completed: Mapping[int, float]) -> float | None:
-    """Seconds from the last event of a step to its checkpoint's completion, of the newest attempts' slowest save.
+    """Seconds of the slowest background save in the newest attempts, from a step's last event to the checkpoint's
+    completion.
 
-    `completed`: when checkpoints were complete, in unix seconds. A step may have been done more than once.
+    `completed`: unix time of each checkpoint's completion. A step may have been done more than once.
     """
     begun = [(event.step, event.time) for event in _recent(store) if isinstance(event, Step | Evaluated)]
     found = []
@@ -160,7 +162,7 @@ def slowest_background_save(store: RunStore, completed: Mapping[int, float]) -> 
 
 
 def _recent(store: RunStore) -> list[StepEvent]:
-    """The newest attempts' events."""
+    """The events of the newest attempts."""
     newest = store.attempts[-SAVES_FROM_ATTEMPTS:]
     return [event for attempt in newest for event in read_tail(attempt.steps, SAVES_BYTES)]
 
@@ -171,7 +173,7 @@ def seconds_per_step(attempt: AttemptFolder) -> float | None:
 
 
 def usual_seconds_per_step(store: RunStore) -> float | None:
-    """As the newest attempt has it that did more than a step."""
+    """Seconds per step in the newest attempt whose speed is known."""
     newest = reversed(store.attempts[-SAVES_FROM_ATTEMPTS:])
     return next((seconds for attempt in newest if (seconds := seconds_per_step(attempt))), None)
 
@@ -187,7 +189,7 @@ def read_tail(path: str | Path, size: int = TAIL_BYTES) -> list[StepEvent]:
 
 
 def speed(steps: Sequence[Step]) -> float | None:
-    """Steps per second by the clock, pauses for saving and evaluation included, because an ETA includes them."""
+    """Steps per second of wall time. This includes pauses for saving and evaluation, because an ETA must."""
     window = steps[-SPEED_WINDOW:]
     if len(window) > 1 and window[-1].time > window[0].time:
         return (len(window) - 1) / (window[-1].time - window[0].time)
@@ -202,7 +204,7 @@ def tokens_per_step(steps: Sequence[Step]) -> float | None:
 
 
 def describe(progress: Progress) -> str:
-    """For people: `12/30  loss 5.213  8.1 steps/s  ETA 0:02`."""
+    """One line for people: `12/30 loss 5.213 8.1 steps/s ETA 0:02`."""
     parts = [format_steps(progress)]
     if progress.loss is not None:
         parts.append(f"loss {progress.loss:.3f}")
@@ -220,12 +222,12 @@ def format_steps(progress: Progress) -> str:
 
 
 def format_speed(value: float) -> str:
-    """Two digits that say something, also for a step that takes minutes."""
+    """Two significant digits below 1, so that it works for steps that take minutes."""
     return f"{value:.1f}" if value >= 1 else f"{value:.2g}"
 
 
 def format_count(value: float) -> str:
-    """Three digits: `950`, `12.3k`, `4.56M`."""
+    """Three significant digits: `950`, `12.3k`, `4.56M`."""
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= size:
             return f"{value / size:.3g}{letter}" if value / size < 999.5 else f"{value / size:.0f}{letter}"
@@ -266,7 +268,7 @@ def _step(start: AttemptStart, end: AttemptEnd | None, events: Sequence[StepEven
 
 
 def _state(start: AttemptStart, end: AttemptEnd | None) -> tuple[str, str | None, bool]:
-    """The run's state, details, and whether it continues by itself."""
+    """The run's state, a detail, and whether it continues by itself."""
     action = end.action if end else None
     if end and end.outcome == "completed":
         return "done", None, False

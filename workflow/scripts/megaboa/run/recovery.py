@@ -1,6 +1,6 @@
-"""What to do after an attempt has ended before the last step: a pure function of the ledger and the settings.
+"""The response to an attempt that ended before the last step: a pure function of the ledger and the settings.
 
-Also how jobs use up their wall time: when ranks are asked to save, and how many jobs a run needs.
+Also the use of a job's wall time: when ranks are asked to save, and how many jobs a run needs.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from megaboa.records import Event, LeftOut, Recovery
 from megaboa.run import ledger
 
 LONGEST_PAUSE = 600.0
-IDLE_LINKS = 3  # jobs of a chain that used up their wall time for nothing
-# Before the wall time ends: a save is given half as much again as the slowest one took, two steps, and this much for
-# ranks to end and for the scheduler to be told.
+IDLE_LINKS = 3  # number of consecutive jobs without a new checkpoint after which a chain is stopped
+# Lead before the end of the wall time: one and a half times the slowest save, two steps, and this margin for ranks to
+# end and the scheduler to be told.
 MARGIN_SECONDS = 30.0
-# Where no save has been measured yet.
+# Used until a save has been measured.
 UNMEASURED_SHARE, UNMEASURED_SECONDS = 0.1, 300.0
 UNITS = {"m": 60, "h": 3600, "d": 86_400}
 
@@ -34,8 +34,9 @@ class Decision:
 def decide(
     entries: Sequence[Event], cause: Cause, settings: Recovery, can_requeue: bool, replaceable: bool = False
 ) -> Decision:
-    """`entries`: the ledger with the end that is being judged as its last line. `replaceable`: the job has spares for
-    the nodes that are to blame for it.
+    """The response to the end in the last line of `entries`.
+
+    `replaceable`: the job has spares for the nodes to blame.
     """
     wanted = settings.actions.get(cause, CAUSES[cause].action)
     named = cause.replace("_", " ")
@@ -64,9 +65,9 @@ def decide(
         return Decision("stop", f"{named}, and this job can't be requeued: call again")
     if wanted == "requeue" or cause in FREE:
         return Decision(wanted, named)
-    if count < 2:  # most failures happen once, and training waits
+    if count < 2:  # most failures occur only once, and training shouldn't wait
         return Decision(wanted, named)
-    doubled = min(count - 2, 60)  # more is longer than the longest pause anyway
+    doubled = min(count - 2, 60)  # any more would exceed the longest pause anyway
     return Decision(wanted, named, min(settings.backoff_seconds * 2.0**doubled, LONGEST_PAUSE))
 
 
@@ -79,10 +80,10 @@ def lead_seconds(
     unsaved: int = 0,
     asked: float | None = None,
 ) -> float:
-    """How long before the end of the wall time ranks are asked to save; at most half of it.
+    """Seconds before the end of the wall time at which ranks are asked to save; at most half of the wall time.
 
-    `background`: whether an earlier save may have to end first. `unsaved`: links in a row whose last save wasn't over
-    in time; each doubles the lead. `asked`: what the user wants instead of what was measured.
+    `background`: an earlier save may have to finish first. `unsaved`: number of consecutive jobs whose last save wasn't
+    finished in time; each doubles the lead. `asked`: the user's own value, used instead of measurements.
     """
     if asked is not None:
         lead = asked
@@ -94,9 +95,9 @@ def lead_seconds(
 
 
 def links(seconds: float, wall_time: float, step: float | None = None, save: float | None = None) -> int:
-    """Jobs for so many seconds of training. Each loses the time that its last save is given.
+    """Number of jobs for so many seconds of training. Each job loses the time for its last save.
 
-    `step` and `save`: seconds that these take, where they were measured.
+    `step` and `save`: measured seconds of these, if known.
     """
     return math.ceil(max(seconds, 0) / (wall_time - lead_seconds(save, step, wall_time)))
 

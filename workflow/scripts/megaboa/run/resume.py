@@ -1,4 +1,4 @@
-"""Which checkpoint an attempt continues from: the newest sound one of the run's own, or else its parent's."""
+"""The checkpoint that an attempt starts from: the run's own newest sound one, or else its parent's."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from megaboa.run import checkpoints, ledger
 from megaboa.run.announce import Say
 from megaboa.run.inputs import UnusableInputError
 
-NOTICED_LATE = 50  # steps that may be done before the supervisor looks
+NOTICED_LATE = 50  # upper bound of steps done before the supervisor looks
 
 
 @dataclass(frozen=True)
 class Beginning:
-    """A step to continue from (0: the first one comes next); of a parent's checkpoint also the folder that it is in."""
+    """The number of steps done so far (0: none), and the folder of the checkpoint if it is the parent's."""
 
     iteration: int
     parent: Path | None = None
@@ -30,7 +30,7 @@ class Beginning:
 
 @dataclass(frozen=True)
 class Resumption:
-    """What a run has to continue from."""
+    """Selection and care of the checkpoints that a run can resume from."""
 
     folder: RunFolder
     payload: RunStore
@@ -38,7 +38,7 @@ class Resumption:
 
     @property
     def settings(self) -> dict[str, Any]:
-        return self.folder.launch.checkpoint  # of a recipe's run only what is set
+        return self.folder.launch.checkpoint  # for a recipe only the keys that are set
 
     @property
     def verifies(self) -> bool:
@@ -46,7 +46,8 @@ class Resumption:
 
     @property
     def retention(self) -> dict[str, int | None]:
-        """With `loss_spike`, as many more as may be saved between the beginning of a spike and its discovery."""
+        """`keep_last` and `keep_every`. With `loss_spike`, `keep_last` is raised so that a checkpoint from before a
+        spike remains until the spike is noticed."""
         found = {name: self.settings.get(name) for name in ("keep_last", "keep_every")}
         recovery = self.folder.launch.recovery
         spike = recovery and recovery.loss_spike
@@ -56,8 +57,9 @@ class Resumption:
         return found
 
     def beginning(self) -> Beginning:
-        """Where the next attempt begins, by the sizes of files (`verification.damage` reads them). Damaged checkpoints
-        are set aside; a damaged one of the parent is an error.
+        """Where the next attempt starts, checked by file sizes only (`verification.damage` reads contents).
+
+        Damaged checkpoints are set aside; a damaged one of the parent is an error.
         """
         own = self.payload.checkpoints
         while iteration := checkpoints.latest(own):
@@ -70,8 +72,8 @@ class Resumption:
         return self._parents() if self.folder.parent_manifest else Beginning(0)
 
     def _require_parents(self) -> tuple[Path, str]:
-        """The folder of the parent's checkpoints, in which the one that is asked for must be complete; how an error
-        about it begins."""
+        """The folder of the parent's checkpoints, after a check that the requested one is complete, and the beginning
+        of messages about it."""
         iteration = self.folder.run.parent.iteration
         theirs = RunStore(Path(read(TrainRecord, self.folder.parent_manifest).store)).checkpoints
         kept = checkpoints.complete_iterations(theirs)
@@ -106,7 +108,8 @@ class Resumption:
         return f"{begin}: {problem}. Nothing of it was touched. {remedy}."
 
     def _other_tokenizer(self) -> bool:
-        """Recipes aside, whose tokenizers are in the identities of both."""
+        """Whether the parent has another tokenizer. Recipes' tokenizers are part of both identities, so they aren't
+        compared here."""
         theirs = self.folder.parent_folder
         if not (theirs.source_manifest.exists() and self.folder.source_manifest.exists()):
             return False
@@ -114,7 +117,7 @@ class Resumption:
         return mine != other
 
     def prove_newest(self, read_files: checkpoints.Reader = checkpoints.read_here) -> None:
-        """Record the checksums of the last checkpoint, remove old ones, and read the rest."""
+        """Record the checksums of the last checkpoint, remove old ones, and record the rest of the checksums."""
         newest = checkpoints.latest(self.payload.checkpoints)
         if newest and self.verifies:
             checkpoints.add_digests(self.payload.checkpoints, newest, read_files)
@@ -124,10 +127,12 @@ class Resumption:
         checkpoints.delete_retired(self.payload.checkpoints)
 
     def could_not_load(self, iteration: int, why: str) -> str | None:
-        """After ranks failed to load a checkpoint: what stops the run, or None if there is another one to begin with.
+        """After ranks failed to load a checkpoint: the reason to stop the run, or None if it can start from another
+        checkpoint.
 
-        One that has changed since it was saved is set aside. One that hasn't may have been saved badly, and is set
-        aside too; but when the one before it doesn't load either, it is the ranks that can't load: it is put back.
+        A checkpoint that changed since it was saved is set aside. An unchanged one may have been saved badly, so it is
+        set aside too; but if the previous one can't be loaded either, the fault is the ranks', and the first one is put
+        back.
         """
         own = self.payload.checkpoints
         if not iteration or not checkpoints.folder(own, iteration).exists():
@@ -151,7 +156,7 @@ class Resumption:
         return None
 
     def set_aside(self, iteration: int, why: str, unread: bool = False) -> None:
-        """`unread`: for no other reason than that ranks failed to load it."""
+        """Set a checkpoint aside. `unread`: only because ranks failed to load it."""
         aside = checkpoints.distrust(self.payload.checkpoints, iteration)
         distrusted = Distrusted(iteration=iteration, detail=why, aside=str(aside), unread=unread)
         ledger.append(self.payload.ledger, distrusted)

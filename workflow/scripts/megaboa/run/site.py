@@ -1,4 +1,4 @@
-"""Where a run's supervisor is: which place it has, what starts there, and whether the place's nodes are fit."""
+"""The place of a run's supervisor, the start of processes there, and the health of its nodes."""
 
 from __future__ import annotations
 
@@ -22,18 +22,20 @@ from megaboa.scheduler.answers import NoPlaceError, UnreachableError
 from megaboa.scheduler.protocol import Environment, Place
 from megaboa.scheduler.ranks import GO, Ended, Ranks, step_on_nodes
 
-CHECK_SECONDS_GPU = 60  # importing torch from a cold image takes its time
-# For nodes to start the health check, where the experiment doesn't say; three times what half of them took, if longer.
+CHECK_SECONDS_GPU = 60  # importing torch from a cold image takes a while
+# Time for nodes to start the health check: the experiment's setting, or three times what half of the nodes took, if
+# longer.
 SLOW_START = 3.0
-CHECK_END_SECONDS = 10.0  # for the launcher to end processes
-UNPACK_SECONDS = 1800.0  # tens of gigabytes, from a file system that everybody reads
+CHECK_END_SECONDS = 10.0  # for the launcher to end its processes
+UNPACK_SECONDS = 1800.0  # an image may have tens of gigabytes, on a file system that all nodes read
 CHECK_NODE = Path(__file__).parents[2] / "check_node.py"
 
 
 def here(
     launch: LaunchSpec, device: str, environment: Environment = os.environ, container: Container = NO_CONTAINER
 ) -> Place:
-    """The place that this process is in, or that the run's settings name."""
+    """The place where this process can start ranks; raises UnusableInputError if that isn't what the run's settings
+    want."""
     try:
         return scheduler.place(launch, device, environment, container)
     except NoPlaceError as error:
@@ -42,15 +44,15 @@ def here(
 
 @dataclass(frozen=True)
 class Unfit:
-    """Nodes that ranks had better not start on, each with its problems."""
+    """Nodes that ranks should not start on, with their problems."""
 
     nodes: dict[str, list[str]]
-    what: str = "unhealthy"  # or "slow", as run/node_memory.py weighs it
+    what: str = "unhealthy"  # or "slow": the kind of trouble in run/node_memory.py
 
 
 @dataclass(frozen=True)
 class WaitingCheck:
-    """A health check that has imported what it needs, and waits: of the nodes before the next attempt."""
+    """A health check on standby for the next attempt, with all imports done."""
 
     tasks: Ranks
     out: Path
@@ -66,7 +68,7 @@ class WaitingCheck:
 def prepare_check(
     place: Place, launch: LaunchSpec, device: str, out: Path, environment: Environment
 ) -> WaitingCheck | None:
-    """None where that can't be done; never raises."""
+    """Start a waiting health check. Returns None if that isn't possible; never raises."""
     try:
         tasks = _start_check(place, launch, device, out, environment, waits=True)
     except OSError:
@@ -77,12 +79,12 @@ def prepare_check(
 def _start_check(
     place: Place, launch: LaunchSpec, device: str, out: Path, environment: Environment, waits: bool = False
 ) -> Ranks:
-    shutil.rmtree(out, ignore_errors=True)  # an older answer would speak for a dead node
+    shutil.rmtree(out, ignore_errors=True)  # an old result would hide a dead node
     out.mkdir(parents=True)
     gpus = launch.gpus_per_node if device == "cuda" else 0
     command = [python_of(launch), str(CHECK_NODE), f"--out={out}", f"--seconds={_check_seconds(device)}"]
     command += [f"--gpus={gpus}", f"--folder={out}"]
-    if gpus and (named := memory_gib(launch.gpu)):  # with which the plan says that the run fits
+    if gpus and (named := memory_gib(launch.gpu)):  # the plan has found that the run fits this memory
         command.append(f"--memory-gib={named}")
     if waits:
         (out / GO).touch()
@@ -102,8 +104,9 @@ def check_nodes(
     environment: Environment,
     waiting: WaitingCheck | None = None,
 ) -> Unfit:
-    """One process per node looks at it, and all of them talk to each other."""
-    if place.job is None:  # it is the user's own machine
+    """Run the health check, one process per node, and judge the results. `waiting`: use this check, if it fits the
+    place."""
+    if place.job is None:  # the user's own machine
         return Unfit({})
     seconds = _check_seconds(device)
     if waiting and waiting.fits(place):
@@ -115,19 +118,20 @@ def check_nodes(
         tasks = _start_check(place, launch, device, out, environment)
     waited = wait_for_answers(tasks, out, len(place.nodes), seconds, launch.start.health_check_seconds)
     tasks.kill()
-    if not any(out.glob("*.json")):  # the launcher or the scheduler failed, and says nothing of the nodes
+    if not any(out.glob("*.json")):  # the launcher or the scheduler failed, which says nothing about the nodes
         return Unfit({})
     found = health.verdict(out, place.nodes, seconds, waited)
-    if any(found.values()):  # a broken node may have slowed the others down
+    if any(found.values()):  # slowness isn't judged, because a broken node may slow the others down
         return Unfit({node: problems for node, problems in found.items() if problems})
     return Unfit(pass_marks.slow(health.results_of(out, place.nodes), launch.start.pass_marks), "slow")
 
 
 def share_image(place: Place, logs: Path, stopped: Callable[[], object]) -> str | None:
-    """Unpack the image once on every node, before any step's time is taken; why that failed, where it did.
+    """Unpack the image once on every node, before any step's time limit starts. Returns the reason if that fails.
 
-    Then each step does it for itself, as it did before, and what the ranks say is told. Hosts that keep images in one
-    folder are in each other's way: there the first one does it alone, and the others find it.
+    After a failure each step unpacks the image for itself, and errors show in the ranks' logs. If hosts keep images in
+    a common folder, they get in each other's way; so the second attempt unpacks on one host first, and the others find
+    it.
     """
     failed = None
     everywhere = len(place.nodes) + len(place.spares)
@@ -155,7 +159,7 @@ def share_image(place: Place, logs: Path, stopped: Callable[[], object]) -> str 
 
 @contextlib.contextmanager
 def image_shared(place: Place, logs: Path) -> Iterator[None]:
-    """For what starts ranks without a supervisor; the image that was unpacked goes at the end."""
+    """Share the image between steps, for callers that start ranks without a supervisor; it is removed at the end."""
     try:
         try:
             failed = share_image(place, logs, lambda: False)
@@ -169,7 +173,7 @@ def image_shared(place: Place, logs: Path) -> Iterator[None]:
 
 
 def _wait_for_image(tasks: Ranks, stopped: Callable[[], object]) -> Ended | None:
-    """None: it was ended, as it took too long or somebody wants us to stop."""
+    """Wait until unpacking has ended. Returns None if it took too long or was stopped."""
     deadline = time.monotonic() + UNPACK_SECONDS
     while (ended := tasks.poll()) is None:
         if stopped() or time.monotonic() > deadline:
@@ -180,7 +184,8 @@ def _wait_for_image(tasks: Ranks, stopped: Callable[[], object]) -> Ended | None
 
 
 def wait_for_answers(tasks: Ranks, out: Path, nodes: int, seconds: float, patience: float) -> float:
-    """Until all have answered, or have had their time: where images and file systems are slow, all start slowly."""
+    """Wait until all nodes have answered or run out of time; return the seconds waited. With slow images or file
+    systems, all nodes start slowly, so the patience grows with the start of the first half."""
     began, half = time.monotonic(), None
     while True:
         waited = time.monotonic() - began
@@ -197,7 +202,7 @@ def python_of(launch: LaunchSpec) -> str:
 
 
 def container_of(launch: LaunchSpec, image: Image | None) -> Container:
-    """The image that ranks start in, if they are to; `image`: its manifest."""
+    """The container that ranks start in, if they use one. `image`: its manifest."""
     asked = launch.image
     if not asked:
         return NO_CONTAINER

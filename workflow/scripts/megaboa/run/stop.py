@@ -12,7 +12,7 @@ from megaboa.scheduler.registry import cluster
 
 
 def stop(store: RunStore, say: Callable[[str], None] = print) -> str:
-    """Ask, and say what will happen. A job that waits in the queue is taken out of it."""
+    """Ask a run to stop, and return a sentence about what will happen. A waiting job is cancelled."""
     last, training = claims.last_holder(store.claims), claims.holder(store.claims) is not None
     if last is None or (last.job is None and not training):
         return "it isn't running"
@@ -23,9 +23,9 @@ def stop(store: RunStore, say: Callable[[str], None] = print) -> str:
 
 
 def _stop_job(store: RunStore, holder: claims.Holder, training: bool, say: Callable[[str], None]) -> str:
-    """A job that was put back into the queue, and waits there, has released the run; it will take it up again."""
+    """Stop a run that a job holds, or held: a requeued job that waits has released the run, but will claim it again."""
     ours, job, name = cluster(), holder.job, claims.describe(holder)
-    if claims.is_of_other_cluster(holder):  # the number may be that of another job here
+    if claims.is_of_other_cluster(holder):  # the same number may be another job here
         return _ask_by_file(store, say, name, "its cluster can't be asked from here")
     try:
         found = ours.job(job)
@@ -44,6 +44,6 @@ def _stop_job(store: RunStore, holder: claims.Holder, training: bool, say: Calla
 
 
 def _ask_by_file(store: RunStore, say: Callable[[str], None], name: str, why: str) -> str:
-    """Its supervisor finds the file, if it is alive."""
+    """Leave the stop file, which the supervisor finds if it is alive."""
     patiently(store.stop.touch, say)
     return f"asked {name} to save and stop, if it runs: {why}"

@@ -1,4 +1,4 @@
-"""Ranks that calculate slower than the others, by what all of them measure after each save (`bridge/pace.py`)."""
+"""Ranks that calculate more slowly than others, by measurements of all ranks after each save (`bridge/pace.py`)."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from megaboa.records import Pace, read_paces
 from megaboa.run import checkpoints, ledger, node_memory, progress
 from megaboa.run.call import Call
 
-CAUSE: Cause = "slow"  # in the memory for nodes, too
-SINCE_THE_LAST_LOOK = 10  # saves, at most
+CAUSE: Cause = "slow"  # also the kind of trouble in run/node_memory.py
+SINCE_THE_LAST_LOOK = 10  # upper bound for saves between two looks
 
 
 @dataclass(frozen=True)
 class Straggler:
     rank: int
-    times: float  # as long as the others, at the fastest of these saves
+    times: float  # lowest factor over these saves, relative to the others
     saves: int
 
     def __str__(self) -> str:
@@ -27,7 +27,7 @@ class Straggler:
 
 
 def scores(pace: Pace) -> list[float]:
-    """Of each rank its seconds by the median of the others'; 1.0 where one of them is unknown."""
+    """Each rank's time relative to the median of the other ranks; 1.0 if one of these is unknown."""
     known = sorted(one for one in pace.seconds if math.isfinite(one) and one > 0)
     if len(known) < 2:
         return [1.0] * len(pace.seconds)
@@ -42,7 +42,7 @@ def scores(pace: Pace) -> list[float]:
 
 
 def find(paces: Sequence[Pace], factor: float, saves: int) -> list[Straggler]:
-    """Those that were above the factor at so many saves in a row: the newest, or a few before."""
+    """Ranks above the factor at `saves` consecutive saves, among the newest saves."""
     found: dict[int, Straggler] = {}
     every = [scores(pace) for pace in paces[-saves - SINCE_THE_LAST_LOOK :]]
     for end in range(saves, len(every) + 1):
@@ -53,17 +53,17 @@ def find(paces: Sequence[Pace], factor: float, saves: int) -> list[Straggler]:
 
 
 class Stragglers:
-    """Of an attempt: each is told once. Asked again and again, reads only after a save."""
+    """Stragglers of an attempt, each reported once. Can be called often: files are only read after a save."""
 
     def __init__(self, call: Call, target: AttemptFolder):
         self._call, self._target = call, target
         self._size, self._told = 0, set[int]()
 
     def reason(self) -> tuple[Cause, str] | None:
-        """To stop the ranks, where their nodes are to be replaced."""
+        """The reason to stop the ranks, if stragglers' nodes are to be replaced."""
         call, settings = self._call, self._call.recovery.stragglers
         if not call.site.job and call.folder.run.device == "cpu":
-            return None  # whoever else works on this machine takes a rank's processor, and no node is to blame
+            return None  # other work on this machine may take a rank's processor, so no node is to blame
         size = self._target.paces.stat().st_size if settings and self._target.paces.exists() else 0
         if size == self._size:
             return None
@@ -96,14 +96,17 @@ def to_replace(call: Call, target: AttemptFolder) -> Failure | None:
 
 
 def _to_replace(call: Call, slow: Sequence[Straggler]) -> Failure | None:
-    """The nodes that the run had better go on without: each once, where something takes their place, and never most of
-    them at once. Those are not slow: what they share is."""
+    """The failure that names the nodes to replace, or None.
+
+    Each node is replaced once, only if others can take its place, and never more than half of the nodes at once: then
+    the fault is in something that they share.
+    """
     settings, site = call.recovery.stragglers, call.site
     if not (settings and settings.replace and site.job):
         return None
     last = progress.last_step(call.payload)
     if last is not None and checkpoints.latest(call.payload.checkpoints) >= last:
-        return None  # only the end is to come
+        return None  # nothing is left but the end
     nodes = {_node(call, one.rank) for one in slow}
     if 2 * len(nodes) > len(site.nodes):
         return None

@@ -1,7 +1,7 @@
-"""What a call of Snakemake submits, recorded once: its jobs read this, whenever they start.
+"""What a call of Snakemake submits, recorded once and read by its jobs, whenever these start.
 
-A job may wait for days, and restarts when a node dies. Meanwhile the experiment file may be edited and planned again.
-So each call keeps a copy of its configuration, for Snakemake in the jobs, and of every run's specification, for the
+A job may wait for days, and restarts when a node dies. In the meantime the experiment file may be edited and planned
+again. So each call keeps a copy of its configuration, for Snakemake in the jobs, and of every run's documents, for the
 supervisors. Standard library only.
 """
 
@@ -18,7 +18,7 @@ from megaboa.paths import ExperimentFolder, RunFolder
 from megaboa.records import Tree
 from megaboa.run.inputs import UnusableInputError
 
-VARIABLE = "MEGABOA_CALL"  # of a job's environment: the folder of the call that submitted it
+VARIABLE = "MEGABOA_CALL"  # in a job's environment: the folder of the call that submitted it
 RUNS = "runs.jsonl"
 COMMAND = "command.txt"
 ID_LENGTH = 12
@@ -26,30 +26,30 @@ ID_LENGTH = 12
 
 @dataclass(frozen=True)
 class Submitted:
-    """By a call: its configuration, and how it can be given again."""
+    """A call's configuration, and the command that repeats it."""
 
     config_files: list[Path]
     command: str
 
 
 def record(results: str | Path, config_files: Iterable[str | Path], runs: Iterable[Tree], command: str) -> list[Path]:
-    """Keep what is submitted (`runs`: name, run, launch, profile of each); return the copies of the configuration."""
+    """Record what is submitted (`runs`: name, run, launch, profile of each); return the copies of the configuration."""
     contents = [(Path(path).name, Path(path).read_bytes()) for path in config_files]
     lines = "".join(json.dumps(run, sort_keys=True) + "\n" for run in runs)
     name = files.digest([*((name, data.decode(errors="replace")) for name, data in contents), lines])[:ID_LENGTH]
     call = ExperimentFolder(Path(results).absolute()).calls / name
-    # Each in a folder of its own: the first one's name may be the experiment's, and two may have the same.
+    # Each in its own folder, because the first one's name may be the experiment's, and names may repeat.
     copies = [call / "config" / str(number) / name for number, (name, _) in enumerate(contents)]
     if not (call / RUNS).exists():
         for copy, (_, data) in zip(copies, contents, strict=True):
             files.write_bytes(copy, data)
         files.write_text(call / RUNS, lines)
-    files.write_text(call / COMMAND, command)  # again by every call: the newest is that of the last one
+    files.write_text(call / COMMAND, command)  # rewritten by every call, so that the newest file is the last call's
     return copies
 
 
 def last(results: Path) -> Submitted:
-    """What the last call submitted; nothing before the first."""
+    """The last call's submission; empty if there was no call."""
     commands = list(ExperimentFolder(results).calls.glob(f"*/{COMMAND}"))
     if not commands:
         return Submitted([], "snakemake")
@@ -59,14 +59,14 @@ def last(results: Path) -> Submitted:
 
 
 def call_of(config_file: str | Path) -> Path | None:
-    """The call whose copy of the configuration this is."""
+    """The folder of the call that this copy of the configuration belongs to; None if it isn't a copy."""
     path = Path(config_file)
     call = path.parents[2] if len(path.parents) > 2 else path
     return call if (call / RUNS).exists() else None
 
 
 def device_of(config_file: str | Path) -> str | None:
-    """What the call with this configuration trains on: all its runs on the same."""
+    """The device of the call with this configuration, which is the same for all its runs."""
     call = call_of(config_file) or Path(os.environ.get(VARIABLE, "")).absolute()
     if not (call / RUNS).is_file():
         return None
@@ -75,23 +75,23 @@ def device_of(config_file: str | Path) -> str | None:
 
 
 def submit_from(config_file: str | Path) -> None:
-    """Let this process and those that it starts, also as jobs, train what the call with this configuration submits."""
+    """Let this process and its children, also in jobs, train what the call with this configuration submits."""
     os.environ.pop(VARIABLE, None)
     if call := call_of(config_file):
         os.environ[VARIABLE] = str(call)
 
 
 def folder_of(run: Path, restart: bool = False) -> RunFolder:
-    """The run as this job's call submitted it; outside such a job, as its files say now.
+    """The run as this job's call submitted it; outside of such a job, as its files are now.
 
-    `restart`: let it begin again, whatever else of it lies in the store.
+    `restart`: the run may start again from step 0, despite other work in the store.
     """
     call = Path(os.environ.get(VARIABLE, ""))
     if call.parent.resolve() != ExperimentFolder(run.parent.parent.resolve()).calls:
-        here = RunFolder(run)  # the call may be another experiment's: in a shell within a job, for example
+        here = RunFolder(run)  # the variable may be another experiment's, for example in a shell within a job
         return RunFolder(run, {**here.documents, "restart": True}) if restart else here
     with (call / RUNS).open(encoding="utf-8") as lines:
-        about = (json.loads(line) for line in lines if run.name in line)  # to read all of them takes a second
+        about = (json.loads(line) for line in lines if run.name in line)  # parsing all lines would take a second
         asked = next((one for one in about if one["name"] == run.name), None)
     if asked is None:
         raise UnusableInputError(f"{call / RUNS} has no run {run.name!r}, and this job was submitted by that call")

@@ -1,6 +1,6 @@
-"""One run from its files to its manifest: claim, attempts, recovery.
+"""Supervisor of one run, from its files to its manifest: claim, attempts, recovery.
 
-The supervisor runs on the host, outside what starts the ranks, and may be killed at any time: all that it knows is in
+The supervisor runs on the host, outside of the ranks' container, and may be killed at any time: all that it knows is in
 the store, and its next life continues from there.
 """
 
@@ -74,11 +74,11 @@ from megaboa.run.watch import Watched, leave_out, watch_of
 from megaboa.scheduler.answers import UnreachableError
 from megaboa.scheduler.registry import cluster
 
-GPUS_SECONDS = 60.0  # at a run's end, for what its last attempt's samples say of nodes
+GPUS_SECONDS = 60.0  # at a run's end, for reading the last attempt's GPU samples
 
 
 def train(folder: RunFolder, life: int = 1) -> TrainRecord:
-    """Bring the run to its last step and write its manifest; every call resumes what the last one left.
+    """Train the run to its last step and write its manifest; every call resumes where the last one left off.
 
     `life`: above 1 if the keeper has restarted the supervisor.
     """
@@ -112,11 +112,11 @@ def train(folder: RunFolder, life: int = 1) -> TrainRecord:
         if not finished(folder, payload):
             with _told(call):
                 _bring_to_its_end(call)
-        else:  # the job may have ended before its end was written, or while the checksums were made
+        else:  # the job ended before the attempt's end was written, or during the checksums
             with _told(call) if ledger.open_attempt(call.entries) else contextlib.nullcontext():
                 _close_what_was_left_open(call)
                 verification.record_checksums(call, payload.attempt(payload.newest_attempt))
-        if identity_of(RunFolder(folder.path)) != identity:  # by its files, as a later call has written them
+        if identity_of(RunFolder(folder.path)) != identity:  # a later call has changed the run's files
             raise TrainingFailed(
                 f"run {folder.name} was trained as it was submitted ({payload.path}), and has been changed since; "
                 f"call again for what it is now"
@@ -139,7 +139,7 @@ def _bring_to_its_end(call: Call) -> None:
     if not _is_a_later_life(call):
         job = call.site.job
         try:
-            excluded = bad_nodes.excluded_from(job)  # the user's own: we have told the scheduler nothing yet
+            excluded = bad_nodes.excluded_from(job)  # the user's own: the scheduler has not been told anything yet
         except UnreachableError:
             excluded = None
         called = Called(job=job and job.id, restarts=job and job.restarts, excluded=excluded)
@@ -153,7 +153,7 @@ def _bring_to_its_end(call: Call) -> None:
 
 
 def _is_a_later_life(call: Call) -> bool:
-    """Whether the keeper or the scheduler has restarted it, without a new call."""
+    """Whether the keeper or the scheduler has restarted the supervisor, without a new call."""
     if call.life > 1:
         return True
     job = call.site.job
@@ -162,13 +162,14 @@ def _is_a_later_life(call: Call) -> bool:
 
 
 def _attempt(call: Call) -> None:
-    """Start the ranks once and watch them to their end; return if the next thing to do is to look again."""
+    """Start the ranks once and watch them to their end. Returns if the run is finished, or if another attempt may
+    follow."""
     folder, payload = call.folder, call.payload
     number = ledger.next_attempt(payload)
     target = payload.attempt(number)
     call.patiently(lambda: (target.path / "end").mkdir(parents=True, exist_ok=True))
     call.patiently(lambda: checkpoints.hide_unfinished(payload.checkpoints))
-    threading.Thread(target=checkpoints.delete_retired, args=[payload.checkpoints]).start()  # this process waits for it
+    threading.Thread(target=checkpoints.delete_retired, args=[payload.checkpoints]).start()  # joined at exit
     _share_image(call, target)
     took = Stopwatch()
     ran_on = call.patiently(lambda: what_runs(folder, payload))
@@ -213,7 +214,7 @@ def _attempt(call: Call) -> None:
     try:
         ranks = call.patiently(lambda: call.site.start(command, world_size, target.path, environment))
         call.healthy = False
-        if not _has_stopped(call, number - 1):  # of which that life has looked
+        if not _has_stopped(call, number - 1):  # a stopped attempt was examined when it stopped
             _look_at_gpus_of(call, number - 1)
         stand_by = functools.partial(_stand_by, call, target, command[:2], environment)
         watched = watch_of(call, target, stand_by, reading).until_ended(ranks)
@@ -225,7 +226,7 @@ def _attempt(call: Call) -> None:
     finally:
         if reading:
             reading.leave()
-    require_claim(call)  # where the scheduler has lost sight of this host the end is written by the run's next holder
+    require_claim(call)  # if the scheduler lost sight of this host, the run's next holder writes the end
     if finished(folder, payload):
         _close(call, number, "completed", None, None, str(watched.ended))
         _look_at_gpus_of(call, number, GPUS_SECONDS)
@@ -236,7 +237,7 @@ def _attempt(call: Call) -> None:
 
 
 def _stand_by(call: Call, target: AttemptFolder, command: Sequence[str], environment: Mapping[str, str]) -> None:
-    """Prepare the next attempt, where the place does: its ranks, and the health check before them."""
+    """Prepare the next attempt's ranks and health check, if the place supports that."""
     folder = call.folder
     call.site.stand_by(command, folder.run.world_size, target.standby, environment)
     if call.site.stands_by and not call.waiting_check:
@@ -249,7 +250,10 @@ def _has_stopped(call: Call, number: int) -> bool:
 
 
 def _look_at_gpus_of(call: Call, number: int, patience: float = 0.0) -> None:
-    """Of an attempt that has ended: what its samples say of nodes. Many nodes leave much to read."""
+    """Remember GPU troubles from the samples of an ended attempt.
+
+    Reading many nodes' files takes time, hence a thread.
+    """
     start = next((start for start in ledger.starts(call.entries) if start.attempt == number), None)
     if start and call.site.job:
         given = (call.folder, number, call.payload.attempt(number), start.nodes)
@@ -259,7 +263,7 @@ def _look_at_gpus_of(call: Call, number: int, patience: float = 0.0) -> None:
 
 
 def _sound_beginning(call: Call, target: AttemptFolder) -> tuple[Beginning, verification.Reading | None]:
-    """Where the attempt begins: with what is as it was saved, or what nodes read while ranks start.
+    """Where the attempt starts: from a sound checkpoint, or from one that is verified while ranks start.
 
     A damaged checkpoint of the parent is an error.
     """
@@ -276,7 +280,8 @@ def _sound_beginning(call: Call, target: AttemptFolder) -> tuple[Beginning, veri
 
 
 def _share_image(call: Call, target: AttemptFolder) -> None:
-    """Once for all steps of this life, and before the health check, whose time limit doesn't cover unpacking."""
+    """Unpack the image once for all steps of this life, before the health check, whose time limit doesn't cover
+    unpacking."""
     if call.unpacked:
         return
     call.unpacked = True
@@ -290,7 +295,7 @@ def _share_image(call: Call, target: AttemptFolder) -> None:
 
 
 class Stopwatch:
-    """Seconds of things that are done one after the other."""
+    """Measures the seconds of consecutive activities."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -302,9 +307,9 @@ class Stopwatch:
 
 
 def _why(call: Call, target: AttemptFolder, watched: Watched, started: float) -> Failure:
-    """What the scheduler says goes before what the ranks say: that they ended is often its doing.
+    """The cause of an attempt's end. The scheduler's account precedes the ranks', whose end it has often caused.
 
-    Also before a signal and the end of the wall time: a preemption brings both.
+    It also precedes a signal and the end of the wall time, because a preemption brings both.
     """
     if watched.reason == stragglers.CAUSE and (slow := stragglers.to_replace(call, target)):
         return slow
@@ -318,10 +323,10 @@ def _why(call: Call, target: AttemptFolder, watched: Watched, started: float) ->
     start = ledger.starts(call.entries)[-1]
     begun = trusted_copies.beginning(target) or (0 if start.parent else start.resumed_from)
     failure = failures.classify(watched.ended, tails, len(_steps(target)), begun)
-    if failure.cause == "damaged_checkpoint" and start.parent:  # it is not ours to set aside
+    if failure.cause == "damaged_checkpoint" and start.parent:  # a parent's checkpoint isn't ours to set aside
         return Failure("config", f"{start.parent} can't be loaded: {failure.evidence}", failure.rank)
     if failure.cause == "gpu_failure" and watched.ended.rank is None and failure.rank is not None and call.site.job:
-        # With one task per node the scheduler names no rank; the rank's own log does.
+        # With one task per node the scheduler names no rank, but the rank's own log does.
         return replace(failure, nodes=(_node_of(call, failure.rank),))
     return _who_was_waited_for(call, target, failure)
 
@@ -331,12 +336,13 @@ def _node_of(call: Call, rank: int) -> str:
 
 
 def _who_was_waited_for(call: Call, target: AttemptFolder, failure: Failure) -> Failure:
-    """Of a hang, or of a collective's time-out: the ranks and, where these or their GPUs are to blame, their nodes."""
+    """Add to a hang, or a time-out of a collective, which ranks were waited for and, if these are to blame, their
+    nodes."""
     if failure.cause not in ("hang", "transient"):
         return failure
     size = call.folder.run.world_size
     verdict = None
-    with contextlib.suppress(Exception):  # dumps of another torch may have any form
+    with contextlib.suppress(Exception):  # other versions of torch may write other dumps
         verdict = flight.judge(flight.read(target.flight, size), size)
     if verdict is None:
         return failure
@@ -348,7 +354,7 @@ def _who_was_waited_for(call: Call, target: AttemptFolder, failure: Failure) -> 
 
 
 def _or_full_disk(target: AttemptFolder, failure: Failure) -> Failure:
-    """On a full disk ranks can't say why they failed; the supervisor can try to write there."""
+    """Whether a full disk is the cause: ranks then can't write why they failed, so the supervisor tries to write."""
     if CAUSES[failure.cause].mute and (said := full(target.path)):
         return Failure("disk_full", f"{said}; {failure.evidence}", failure.rank)
     return failure
@@ -376,16 +382,16 @@ def _act(call: Call, number: int, target: AttemptFolder, watched: Watched, failu
     if decision.action == "resume":
         call.say(f"attempt {number} ended at step {end.last_step or end.iteration}: {failure}")
         _pause(call, decision.pause)
-        if replaceable:  # also of a hang, of which a node is to blame only perhaps: a spare costs nothing
-            if not take_spares(call, bad):  # one of them has gone too
+        if replaceable:  # also after a hang, where the node may be innocent: a spare costs nothing
+            if not take_spares(call, bad):  # a spare has failed too
                 leave(call, str(failure))
-            # Those that are left did nothing wrong, and a spare is looked at as a new job's nodes are: where asked for.
+            # The other nodes did nothing wrong. A spare is checked like a new job's nodes, if the health check is on.
             call.healthy = not call.folder.launch.start.health_check
         call.patiently(lambda: require_health(call, target))
     elif decision.action == "requeue":
         leave(call, str(failure))
     elif failure.cause in ("cancelled", "stopped"):
-        if failure.cause == "stopped":  # no deadline
+        if failure.cause == "stopped":  # there is no deadline
             verification.record_checksums(call, target)
         raise Interrupted(failure.evidence)
     else:
@@ -395,7 +401,7 @@ def _act(call: Call, number: int, target: AttemptFolder, watched: Watched, failu
 
 
 def _next(call: Call) -> str:
-    """What the next call will do."""
+    """A sentence about what the next call will do."""
     if checkpoints.latest(call.payload.checkpoints):
         return RESUMES
     where = "its parent's checkpoint" if call.folder.parent_manifest else "the first step"
@@ -403,7 +409,7 @@ def _next(call: Call) -> str:
 
 
 def _close_what_was_left_open(call: Call) -> None:
-    """An earlier life was killed before it could write its end; say what the scheduler knows of that."""
+    """Record the end of an attempt whose supervisor was killed before it could, with the scheduler's knowledge."""
     start = ledger.open_attempt(call.entries)
     if start is None:
         return
@@ -415,10 +421,10 @@ def _close_what_was_left_open(call: Call) -> None:
     job, newest = call.site.job, call.payload.newest_attempt
     if job and (start.job, start.restarts) == (job.id, job.restarts):
         call.site.end_left_over(call.payload.attempt(start.attempt).path)
-    if newest > start.attempt:  # the present state of the nodes says nothing about it: later attempts followed
+    if newest > start.attempt:  # later attempts followed, so the nodes' present state says nothing about it
         failure = Failure("lost", f"the ledger has lost its lines between attempt {start.attempt} and {newest}")
     elif job and start.nodes:
-        # A node that was booted before the last step has nothing to do with the end.
+        # A node that was rebooted before the last step has nothing to do with the end.
         steps = _steps(call.payload.attempt(start.attempt))
         bad = cluster().fallen(start.nodes, max(start.time, steps[-1].time if steps else 0.0))
         if bad:
@@ -436,7 +442,7 @@ def _close(
     if failure and failure.nodes:
         what = failure.cause if CAUSES[failure.cause].node else "hang"
         start = ledger.starts(call.entries)[-1]
-        mine = [node for node in failure.nodes if node in (*start.nodes, *start.spares)]  # a log may name any
+        mine = [node for node in failure.nodes if node in (*start.nodes, *start.spares)]  # a log may name any node
         node_memory.remember(call.folder, dict.fromkeys(mine, failure.evidence), what, number)
     ledger.append(call.payload.ledger, replace(end, action=action, detail=str(failure) if failure else detail))
 
@@ -464,9 +470,10 @@ def _steps(target: AttemptFolder) -> list[Step]:
 
 
 def finished(folder: RunFolder, payload: RunStore) -> bool:
-    """Whether the last step's checkpoint is complete or, where nothing is saved, every rank has left its record there.
+    """Whether the last step's checkpoint is complete or, if nothing is saved, every rank has left its record at that
+    step.
 
-    Exit codes don't count: Bridge also ends with 0 on a signal or a time limit.
+    Exit codes don't count, because Bridge also exits with 0 after a signal or a time limit.
     """
     last = progress.last_step(payload)
     if last is None:
@@ -509,7 +516,7 @@ def manifest_of(folder: RunFolder, payload: RunStore, identity: Identity) -> Tra
 
 
 def _parent(folder: RunFolder) -> Parent | None:
-    """Whose checkpoint the run continued from, and what that run was."""
+    """The checkpoint that the run continued from, with the identity of its run."""
     if folder.parent_manifest is None:
         return None
     return replace(folder.run.parent, identity=read(TrainRecord, folder.parent_manifest).identity)
@@ -517,7 +524,7 @@ def _parent(folder: RunFolder) -> Parent | None:
 
 @contextlib.contextmanager
 def _told(call: Call) -> Iterator[None]:
-    """Notify the user of the run's end, and of a failure that only they can fix."""
+    """Notify the user of the run's end, and of failures that only they can fix."""
     try:
         yield
     except (Interrupted, Requeued):

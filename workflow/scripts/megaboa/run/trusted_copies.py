@@ -1,8 +1,9 @@
-"""A run's copies on its nodes, as its supervisor sees them: under which name they lie, and whether they still count.
+"""A run's copies on its nodes from the supervisor's view: the name that they are kept under, and whether they are
+valid.
 
-Ranks write and choose them (`bridge/local_copies.py`), as the supervisor can't look into other nodes' folders. It only
-has to make sure that copies are never taken again after they failed, or after the run went back behind them: it gives
-the run another name, under which there are none.
+Ranks write and choose the copies (`bridge/local_copies.py`), because the supervisor can't see other nodes' folders. The
+supervisor only has to invalidate copies after they failed, or after the run went back to an earlier step. It does so by
+giving the run another name, which has no copies.
 """
 
 from __future__ import annotations
@@ -16,15 +17,16 @@ from megaboa.paths import AttemptFolder, RunStore
 from megaboa.records import AttemptEnd, LocalBeginning, LocalName, read_if_there, read_ledger, write
 from megaboa.run import ledger
 
-# What they say of the state is that it is wrong, and the copies may be so too.
+# These causes mean that the run's state is bad, so the copies may be bad too.
 OF_THE_STATE = ("nan", "loss_spike")
 
 
 def name(payload: RunStore) -> str:
-    """A new store has a new one, so what another run left on the nodes is never taken."""
+    """The name of the run's copies. A new store gets a new name, so that leftovers of another run on the nodes are
+    never used."""
     try:
         known = read_if_there(LocalName, payload.local_copies)
-    except ValueError:  # torn
+    except ValueError:  # torn file
         known = None
     since = lineage(ledger.ends(read_ledger(payload.ledger)))
     if known and known.since != since:
@@ -33,36 +35,39 @@ def name(payload: RunStore) -> str:
 
 
 def forget(payload: RunStore) -> str:
-    """From now on no copy that there is counts."""
+    """Invalidate all existing copies; return the new name."""
     new = uuid.uuid4().hex[:16]
     write(payload.local_copies, LocalName(name=new))
     return new
 
 
 def lineage(ends: Sequence[AttemptEnd]) -> int:
-    """The first attempt that the newest steps descend from, by copies from attempt to attempt: copies of one before
-    that are of steps that were given up, as when they lay on nodes that the run didn't have for a while."""
+    """The first attempt that the newest steps descend from through copies.
+
+    Copies of earlier attempts are of abandoned steps: for example, they were on nodes that the run didn't have for a
+    while.
+    """
     stepped = [end for end in ends if end.last_step is not None]
     return next((end.attempt for end in reversed(stepped) if end.local is None), 1)
 
 
 def beginning(target: AttemptFolder) -> int | None:
-    """The step whose copies the attempt's ranks began with."""
+    """The step of the copies that an attempt's ranks started from; None if they didn't use copies."""
     found = read_if_there(LocalBeginning, target.local_beginning)
     return found.iteration if found else None
 
 
 def reconsider(payload: RunStore, ends: Sequence[AttemptEnd]) -> None:
-    """After the last of these ends. A run that never had copies has no name to forget."""
+    """Invalidate the copies if the last of these ends requires it. A run without copies has no name to replace."""
     if payload.local_copies.exists() and failed(ends):
         forget(payload)
 
 
 def failed(ends: Sequence[AttemptEnd]) -> bool:
-    """Whether copies must not be taken again after the last of these ends: it says that they are bad, or may have been.
+    """Whether copies must not be used any more after the last of these ends, because they are, or may be, bad.
 
-    An attempt that began with them and came to no step is not the copies' fault where it was ended from outside. Two
-    in a row may be: to load them may be what ends the supervisor or the node.
+    If an attempt started from copies and did no step, the copies are not at fault if it was ended from outside. After
+    two in a row they may be: loading them may be what kills the supervisor or the node.
     """
     end = ends[-1]
     if end.cause is None or end.cause in OF_THE_STATE:

@@ -41,7 +41,7 @@ Say = Callable[[str], None]
 
 
 def tune(folder: ExperimentFolder, spec: TuneSpec, say: Say) -> Tuning:
-    """Resumes the search, and ends when it is sure, or when its time is up."""
+    """Run or resume the search until it is sure, or its time is up."""
     runs = {one.name: folder.run(one.name) for one in spec.settings}
     names = list(runs)
     packages = records.read(InsideAsked, folder.specs.inside).digest
@@ -61,16 +61,17 @@ def tune(folder: ExperimentFolder, spec: TuneSpec, say: Say) -> Tuning:
 
 @contextlib.contextmanager
 def trials_here(run: RunFolder, spec: TuneSpec) -> Iterator[Trials]:
-    """In this job or on this machine, where no other process tries settings of the experiment. `run`: any of them."""
+    """The trials of this job or machine, locked against other processes that try settings of the experiment. `run`: any
+    of the settings."""
     launch = run.launch
     site = sites.here(launch, run.run.device, container=sites.container_of(launch, run.image))
     check_nodes(run, site.nodes)
     check_image(run)
     check_data(run)
-    # A job may get other nodes the next time; they are alike where partition and GPU are.
+    # The job may get other nodes next time; nodes with the same partition and GPU are considered equal.
     machine = [launch.partition, launch.gpu] if site.job else [*site.nodes, launch.gpu]
     place = store.folder(launch.store, "tunings", run.experiment, machine)
-    # The image goes last: before that a signal has become an exception.
+    # The image is removed last, and even after a SIGTERM, which `_ending_well` has turned into an exception.
     with (
         store.locked(place.with_name(f".{place.name}.lock")),
         _ending_well(),
@@ -81,7 +82,7 @@ def trials_here(run: RunFolder, spec: TuneSpec) -> Iterator[Trials]:
 
 
 def _identity(run: RunFolder, packages: str | None) -> str:
-    """What is measured. Wall time, partition and the like are none of it."""
+    """Digest of what a trial measures, without wall time, partition and the like."""
     launch = run.documents["launch"]
     started = {name: launch.get(name) for name in ("overrides", "cpus_per_rank", "num_workers", "gpu")}
     started["environment"] = launch["start"]["environment"]
@@ -92,7 +93,7 @@ def _identity(run: RunFolder, packages: str | None) -> str:
 
 
 class _Ledger:
-    """The trials of these settings; lines of others, of an edited experiment, are left aside."""
+    """The trials of the present settings; lines of others, from before the experiment was edited, are ignored."""
 
     def __init__(self, path: Path, identities: dict[str, str]):
         self._path = path
@@ -111,9 +112,9 @@ class _Ledger:
 
 @dataclass
 class _Importers:
-    """Where ranks are processes of one machine: the process that they are forked from, for each environment of theirs.
+    """Processes that ranks are forked from, one for each environment, if all ranks run on one machine.
 
-    It lives as long as this one, so that also a trial that starts minutes after the last one imports nothing.
+    They live as long as this process, so that no trial has to import anything, even minutes after the previous one.
     """
 
     run: RunFolder
@@ -134,11 +135,11 @@ class _Importers:
 
     @property
     def is_possible(self) -> bool:
-        """In an image, and on several nodes, the scheduler's own start of ranks decides."""
+        """Only without an image and on a single node; otherwise the scheduler starts ranks."""
         return self.run.launch.image is None and len(self.site.nodes) == 1
 
     def environment(self, run: RunFolder) -> dict[str, str]:
-        """That of its ranks."""
+        """The environment of a run's ranks; starts the process that they are forked from, if needed."""
         wanted = rank_environment(run, environment=self.packages)
         if not self.is_possible:
             return wanted
@@ -166,12 +167,12 @@ class Trials:
     spec: TuneSpec
 
     def measure(self, run: RunFolder, identity: str, number: int) -> Trial:
-        """Start the ranks, and wait until they have ended."""
+        """Start the ranks of a setting, wait for them, and return the trial."""
         target = AttemptFolder((self.place / "trials" / run.name).absolute())
         shutil.rmtree(target.path, ignore_errors=True)
         target.path.mkdir(parents=True)
         write(RunStore(target.path).identity, identity_of(run))
-        # Megatron's index of the data is the same for all, and made by the first.
+        # All settings share Megatron's index of the data, which the first trial builds.
         (self.place / "index-cache").mkdir(exist_ok=True)
         files.link((self.place / "index-cache").absolute(), RunStore(target.path).index_cache)
         files.write_json(target.asked, run.documents)
@@ -211,7 +212,7 @@ def _changed(trial: Trial, **values: Any) -> Trial:
 
 
 def _wait(ranks: Ranks, deadline: float) -> Ended | None:
-    """None: they took too long."""
+    """Wait for the ranks; returns None if they take too long."""
     while (ended := ranks.poll()) is None:
         if time.monotonic() > deadline:
             return None
@@ -220,7 +221,7 @@ def _wait(ranks: Ranks, deadline: float) -> Ended | None:
 
 
 def _memory(target: AttemptFolder, ranks: int) -> tuple[float | None, float | None]:
-    """GiB that were reserved, and that tensors took, each on the rank with the most."""
+    """Peak GiB reserved by the allocator, and taken by tensors, each on the rank with the most."""
     found = [records.read_if_there(RankEnd, target.end_record(rank)) for rank in range(ranks)]
     ends = [end for end in found if end]
     return (
@@ -231,7 +232,7 @@ def _memory(target: AttemptFolder, ranks: int) -> tuple[float | None, float | No
 
 @contextlib.contextmanager
 def _ending_well() -> Iterator[None]:
-    """A scheduler's SIGTERM ends the ranks too."""
+    """Turn a scheduler's SIGTERM into an exit, so that the ranks are ended too."""
 
     def stop(number: int, frame: object) -> NoReturn:
         sys.exit(128 + number)
@@ -249,7 +250,7 @@ def told(trial: Trial) -> str:
 
 
 def summary(spec: TuneSpec, trials: Sequence[Trial], is_cut_short: bool) -> Tuning:
-    """What the trials come to. `is_cut_short`: the time was up before it was sure."""
+    """The result of the trials. `is_cut_short`: time ran out before the search was sure."""
     verdict = halving.decide([one.name for one in spec.settings], trials, spec.tolerance, spec.confidence)
     found = verdict.estimate
     rows = [_row(one, trials, found, spec) for one in spec.settings]
@@ -291,11 +292,11 @@ def _share(log: float) -> float:
 
 
 def _worth(rows: Sequence[Tried]) -> Iterator[Worth]:
-    """Of each key in which the winner differs from others: the fastest of those, compared with it."""
+    """For each key in which the winner differs from other settings: the fastest of these, compared with the winner."""
     winner, *others = [row for row in rows if row.slower is not None]
     for key in sorted({key for row in rows for key in row.setting.values}):
         if key.rpartition(".")[2] in ("recompute_method", "recompute_num_layers"):
-            continue  # go with the granularity
+            continue  # these follow from the granularity
         value = winner.setting.values.get(key, UNCHANGED)
         other = next((row for row in others if row.setting.values.get(key, UNCHANGED) != value), None)
         if other:
@@ -324,7 +325,7 @@ def yaml(tuning: Tuning) -> str:
 
 
 def conclusion(tuning: Tuning) -> list[str]:
-    """What is known, a sentence each."""
+    """The conclusions, one sentence each."""
     if tuning.winner is None:
         return [f"no setting works: {tuning.trials} trials failed"]
     row = next(row for row in tuning.settings if row.setting.name == tuning.winner)

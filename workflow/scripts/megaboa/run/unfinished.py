@@ -1,4 +1,4 @@
-"""Work of a run that would be left lying if it began again under another identity. Standard library only."""
+"""Unfinished work that would be abandoned if a run restarted with another identity. Standard library only."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from megaboa.run import checkpoints, ledger, progress
 from megaboa.run.identity import identity_of, stored
 
 SHOWN = 12
-BY_CONTENT = ("model", "tokenizer", "corpora", "image", "parent")  # of an identity: what the run reads
+BY_CONTENT = ("model", "tokenizer", "corpora", "image", "parent")  # fields of an identity: what the run reads
 
 
 @dataclass(frozen=True)
 class Unfinished:
-    """Training under the same name that could be resumed: it has a complete checkpoint and isn't finished."""
+    """Resumable training under the same name: it has a complete checkpoint and isn't finished."""
 
     store: RunStore
     step: int
@@ -26,13 +26,13 @@ class Unfinished:
 
 
 def other_work(folder: RunFolder) -> list[Unfinished]:
-    """What has been trained under the run's name and isn't finished, where the run as it is now has not begun."""
+    """Unfinished training under the run's name with other identities, if the run as configured now has not begun."""
     found = list(stored(folder))
     if not found:
         return []
     try:
         own = identity_of(folder)
-    except FileNotFoundError:  # a corpus or a model is yet to be made
+    except FileNotFoundError:  # a corpus or a model has not been made yet
         own = None
     run = without_harmless(folder.document("run"))
     if any(identity == own if own else without_harmless(identity.run) == run for _, identity in found):
@@ -42,7 +42,7 @@ def other_work(folder: RunFolder) -> list[Unfinished]:
 
 
 def _unfinished_step(store: RunStore) -> int:
-    """The step of the checkpoint that it could resume from; 0 if it is finished, or would start from step 0 too."""
+    """The step that training could resume from; 0 if it is finished, or would start from step 0 anyway."""
     step, last = checkpoints.latest(store.checkpoints), progress.last_step(store)
     if last is not None and step >= last:
         return 0
@@ -51,7 +51,8 @@ def _unfinished_step(store: RunStore) -> int:
 
 
 def differences(before: Identity, run: Tree, now: Identity | None) -> list[str]:
-    """`optimizer.lr: 0.001 → 0.002`: of the run's keys, and of what it reads, once that is known."""
+    """Differences between two identities, such as `optimizer.lr: 0.001 → 0.002`: keys of the run and, if known, its
+    inputs."""
     old, new = _leaves(without_harmless(before.run)), _leaves(run)
     listed = [
         f"{key}: {_shown(old, key)} → {_shown(new, key)}"
@@ -66,7 +67,7 @@ def differences(before: Identity, run: Tree, now: Identity | None) -> list[str]:
 
 
 def explain(run: str, work: Sequence[Unfinished]) -> str:
-    """Why a run is not simply trained from its first step."""
+    """An explanation why the run isn't simply trained from step 0."""
     lines = []
     for one in work:
         last = progress.last_step(one.store)
@@ -81,7 +82,7 @@ def explain(run: str, work: Sequence[Unfinished]) -> str:
 
 
 def ways(restart: str) -> str:
-    """The options; `restart` is the command for the last."""
+    """The user's options; `restart` is the command for the last one."""
     return (
         "Undo the change to resume it, go on from there with the change (continue_from: itself), or restart it: "
         f"{restart}"

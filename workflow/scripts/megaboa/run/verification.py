@@ -1,9 +1,11 @@
-"""Is a checkpoint what was saved? It is read before the ranks that are to load it start, a large one while they start,
-in a job of several nodes by one task per node: they wait for the word before they load it. Its checksums are made so
-at a run's end. Of what was saved or read in this life only the sizes are compared.
+"""Verification of checkpoints: is a checkpoint still what was saved?
 
-Files whose checksums differ are read again, in a job of several nodes by another node: one with bad memory would call
-every checkpoint damaged, and lead the run back to its first step.
+It is read before the ranks that load it start. A large one is read while they start, and they wait for the result
+before they load it; in a job of several nodes, one task per node reads a share. Checksums are computed in the same way
+at a run's end. For checkpoints that were saved or verified in this life, only sizes are compared.
+
+Files with wrong checksums are read again, by another node if there are several. Otherwise a node with bad memory would
+declare every checkpoint damaged, and send the run back to its first step.
 """
 
 from __future__ import annotations
@@ -28,24 +30,24 @@ from megaboa.run.site import python_of
 from megaboa.scheduler.registry import cluster
 
 READ_CHECKPOINT = SCRIPTS / "read_checkpoint.py"
-ONE_READER_BYTES = 4 << 30  # more is divided among the job's nodes
+ONE_READER_BYTES = 4 << 30  # a larger checkpoint is divided among the job's nodes
 POLL_SECONDS = 0.5
-LEAVE_SECONDS = 10.0  # for a step to be ended
-MOST_SECONDS, SLOWEST = 120.0, 50e6  # a step's start; bytes a second of a node that is waited for
+LEAVE_SECONDS = 10.0  # for the step to end
+MOST_SECONDS, SLOWEST = 120.0, 50e6  # for a step to start; bytes per second of a node that is waited for
 
-type Said = tuple[int, str]  # the number of the node that has read a file, and the checksum
+type Said = tuple[int, str]  # number of a file's reader node, and the checksum
 
 
 def takes_long(call: Call, beginning: Beginning) -> bool:
-    """Whether ranks had better start meanwhile. A parent's checkpoint is read before: if it is damaged, nothing can be
-    trained."""
+    """Whether ranks should start before the checkpoint is verified. Not for a parent's checkpoint: if that is damaged,
+    the run can't be trained at all."""
     if beginning.parent or not (iteration := _unread(call, beginning)):
         return False
     return checkpoints.sizes(call.payload.checkpoints)[iteration] > ONE_READER_BYTES
 
 
 def damage(call: Call, beginning: Beginning, target: AttemptFolder) -> str | None:
-    """What is wrong with the checkpoint that an attempt begins with."""
+    """The damage of the checkpoint that an attempt starts from; None if it is sound."""
     return _damage(beginning, Readers(call, target))
 
 
@@ -63,10 +65,10 @@ def _damage(beginning: Beginning, readers: Readers) -> str | None:
 
 
 def _unread(call: Call, beginning: Beginning) -> int:
-    """The checkpoint that is to be read; 0 if there is none."""
-    found = call.found  # also where there is nothing to read yet: what comes later is of this life
+    """The checkpoint that must be read; 0 if there is none."""
+    found = call.found  # evaluated here in any case, so that later checkpoints count as this life's own
     folder = beginning.parent or call.payload.checkpoints
-    # With a parent's weights alone a run begins at its own step 0.
+    # With only a parent's weights, the run starts at its own step 0.
     iteration = call.folder.run.parent.iteration if beginning.parent else beginning.iteration
     if not iteration or not call.resumption.verifies or not checkpoints.has_digests(folder, iteration):
         return 0
@@ -74,12 +76,12 @@ def _unread(call: Call, beginning: Beginning) -> int:
 
 
 def _nodes(call: Call) -> Sequence[str]:
-    """Of a job of several."""
+    """The job's nodes, if it has several."""
     return call.site.nodes if call.site.job and len(call.site.nodes) > 1 else ()
 
 
 class Reading:
-    """A checkpoint that is read while ranks start."""
+    """Verification of a checkpoint while ranks start."""
 
     def __init__(self, call: Call, beginning: Beginning, target: AttemptFolder):
         self._call, self._beginning, self._target = call, beginning, target
@@ -99,7 +101,7 @@ class Reading:
         return self._thread.is_alive()
 
     def problem(self) -> tuple[Cause, str] | None:
-        """For which ranks are ended. Where there is none they get the word, once."""
+        """The reason to end the ranks. If the checkpoint is sound, they are told so once."""
         if self._told or self.goes_on:
             return None
         if self._error:
@@ -112,39 +114,39 @@ class Reading:
         return ("damaged_checkpoint", self._found) if self._found else None
 
     def leave(self) -> None:
-        """The ranks have ended."""
+        """Stop reading, because the ranks have ended."""
         self._readers.left.set()
         self._thread.join(LEAVE_SECONDS)
 
     def _read(self) -> None:
         try:
             self._found = self._call.patiently(lambda: _damage(self._beginning, self._readers))
-        except Exception as error:  # the supervisor's own thread raises it
+        except Exception as error:  # raised in the supervisor's own thread
             self._error = error
 
 
 class _Left(Exception):
-    """Nobody waits for what is read."""
+    """Nobody waits for the result any more."""
 
 
 def record_checksums(call: Call, target: AttemptFolder) -> None:
-    """Of what the run's end leaves: its GPUs have nothing to do until then."""
+    """Record checksums of the checkpoints that a finished run keeps. Its GPUs are idle until then."""
     call.patiently(lambda: call.resumption.prove_newest(Readers(call, target).read))
 
 
 @dataclass
 class Readers:
-    """Who reads a checkpoint's files."""
+    """Readers of a checkpoint's files: the supervisor, or tasks on the job's nodes."""
 
     call: Call
     target: AttemptFolder
-    left: threading.Event = field(default_factory=threading.Event)  # set when nobody waits for it any more
-    first: dict[str, str] = field(default_factory=dict)  # which node read a file first
+    left: threading.Event = field(default_factory=threading.Event)  # set when nobody waits for the result any more
+    first: dict[str, str] = field(default_factory=dict)  # file -> the node that read it first
     doubted: list[str] = field(default_factory=list)  # files that were read again
 
     def read(self, path: Path, names: list[str]) -> dict[str, str]:
-        """One task per node for a large checkpoint in a job of several."""
-        self.doubted = []  # by an earlier try, which the file system has ended
+        """Checksums of these files; a large checkpoint is divided among the nodes of the job."""
+        self.doubted = []  # may be left from an earlier try that a file system error ended
         size, nodes = _bytes(path, names), _nodes(self.call)
         if nodes and size > ONE_READER_BYTES:
             found = self._by_nodes(path, size / len(nodes))
@@ -155,7 +157,8 @@ class Readers:
         return checkpoints.read_here(path, names)
 
     def read_again(self, path: Path, names: list[str]) -> dict[str, str]:
-        """Each file by the node after the one that read it first; by the supervisor if that fails."""
+        """Checksums from a second reading, each by the node after the one that read the file first, else by the
+        supervisor."""
         self.doubted, found = names, {}
         if nodes := _nodes(self.call):
             after = {node: (number + 1) % len(nodes) for number, node in enumerate(nodes)}
@@ -167,7 +170,7 @@ class Readers:
         return here | {name: digest for name, (_, digest) in found.items()}
 
     def blame(self, iteration: int) -> None:
-        """Of a checkpoint that is sound: who read it wrongly. Such a node is remembered, and used all the same."""
+        """Report and remember nodes that misread files of a sound checkpoint. They remain in use."""
         for node in sorted({self.first[name] for name in self.doubted}):
             names = ", ".join(name for name in self.doubted if self.first[name] == node)
             said = f"{node} read {names} of checkpoint {iteration} wrongly, and a second reading was right"
@@ -176,8 +179,8 @@ class Readers:
                 node_memory.remember(self.call.folder, {node: said}, "unhealthy", self.target.number)
 
     def _by_nodes(self, path: Path, most: float, again: Mapping[int, list[str]] | None = None) -> dict[str, Said]:
-        """What the nodes say of their shares of the files, `most` bytes each, or of those that they are to read
-        `again`: less than all, if one of them says nothing in time."""
+        """Results from tasks on the nodes: for their shares of `most` bytes each, or for the files in `again`.
+        Incomplete if a node doesn't answer in time."""
         call, out = self.call, self.target.verified
         shutil.rmtree(out, ignore_errors=True)
         out.mkdir(parents=True)

@@ -1,6 +1,6 @@
-"""Watching ranks until they have ended: stopping them in order when there is a reason, killing them when they hang.
+"""Watches ranks until they have ended, stops them in order if there is a reason, and kills them if they hang.
 
-`Watch` does that, and asks functions; `watch_of` says what a supervisor looks at, and for which reasons it stops ranks.
+`Watch` is the mechanism, which calls functions; `watch_of` provides the supervisor's functions and reasons.
 """
 
 from __future__ import annotations
@@ -30,34 +30,34 @@ from megaboa.run.verification import Reading
 from megaboa.scheduler.ranks import Ended, Ranks
 
 POLL_SECONDS = 0.2
-ASK_AGAIN_SECONDS = 5.0  # that a controller is left alone which could not tell the ranks
+ASK_AGAIN_SECONDS = 5.0  # pause before a controller that could not reach the ranks is asked again
 LOOK_SECONDS = 1.0  # between two looks for a reason to stop, which read files
-HICCUP_SECONDS = 600.0  # that the file system may fail
+HICCUP_SECONDS = 600.0  # that the file system may fail for
 STACKS_SECONDS = 5.0  # for the stacks to reach the logs, and for both looks of the flight recorder
-BYTES_PER_STEP = 1000  # of steps.jsonl, generously
-STEPS_BETWEEN_POLLS = 500  # more than are done between two polls
-HEAD_BYTES = 4 << 20  # of a rank's log, in which NCCL names its network
-UNNAMED_SECONDS = 60.0  # after the first step, for the logs of other nodes to be seen here
-REQUEUE_SECONDS = 20.0  # of the wall time are kept for the scheduler to be told
+BYTES_PER_STEP = 1000  # a generous estimate for steps.jsonl
+STEPS_BETWEEN_POLLS = 500  # more steps than are ever done between two polls
+HEAD_BYTES = 4 << 20  # of a rank's log, where NCCL names its network
+UNNAMED_SECONDS = 60.0  # after the first step, for other nodes' logs to become visible here
+REQUEUE_SECONDS = 20.0  # part of the wall time reserved for telling the scheduler
 
 
 @dataclass(frozen=True)
 class Watched:
     ended: Ended
-    reason: Cause | None  # why the watcher ended them; None where they ended by themselves
+    reason: Cause | None  # why the watcher ended the ranks; None if they ended by themselves
     evidence: str = ""
 
 
 @dataclass
 class Watch:
-    """Monitors running ranks. Every check is a function of the supervisor's."""
+    """Watches running ranks. Every check is a function of the supervisor's."""
 
     signals: Signals
-    silence: Callable[[], tuple[float, float]]  # seconds since the ranks last did something, and how many are too many
-    stop_seconds: Callable[[Cause], float]  # that ranks are given to save and end
-    stop_now: Callable[[], tuple[Cause, str] | None]  # a reason to stop them in order: wall time, a user, a loss spike
+    silence: Callable[[], tuple[float, float]]  # seconds since the ranks' last sign of life, and the limit
+    stop_seconds: Callable[[Cause], float]  # that ranks get to save and end
+    stop_now: Callable[[], tuple[Cause, str] | None]  # a reason for an orderly stop: wall time, a user, a loss spike
     each_poll: Callable[[], None] = lambda: None
-    leave_word: Callable[[], None] = lambda: None  # where ranks look, in case that no signal reaches them
+    leave_word: Callable[[], None] = lambda: None  # leaves a file for the ranks, in case no signal reaches them
 
     def until_ended(self, ranks: Ranks) -> Watched:
         try:
@@ -70,7 +70,7 @@ class Watch:
                             return Watched(self._end(ranks, *reason), *reason)
                     self.each_poll()
                     trouble = None
-                except OSError:  # a hiccup of the file system is not a reason to end healthy ranks
+                except OSError:  # a hiccup of the file system is no reason to end healthy ranks
                     trouble = trouble or time.monotonic()
                     if time.monotonic() - trouble > HICCUP_SECONDS:
                         raise
@@ -99,7 +99,7 @@ class Watch:
         patience = self.stop_seconds(reason)
         told, word_left, asked = False, False, began - ASK_AGAIN_SECONDS
         while time.monotonic() - began < patience and len(self.signals.seen) <= heard:
-            # Until one of them succeeds, each in its turn: a controller that doesn't answer, a disk that is full.
+            # Both ways are tried until each has worked once: the controller may not answer, and the disk may be full.
             with contextlib.suppress(OSError):
                 if not word_left:
                     self.leave_word()
@@ -112,25 +112,26 @@ class Watch:
             with contextlib.suppress(OSError):
                 self.each_poll()
             time.sleep(POLL_SECONDS)
-        if (ended := ranks.poll()) is not None:  # asking may have taken longer than their time
+        if (ended := ranks.poll()) is not None:  # asking may have taken longer than the ranks' time
             return ended
-        ranks.kill()  # they don't hear, or the user is in a hurry
+        ranks.kill()  # the ranks don't react, or the user is in a hurry
         return Ended(returncode=-signal.SIGKILL)
 
 
 class TakenNetwork:
-    """The network between nodes that NCCL has taken, by the log of each node's first rank."""
+    """The network that NCCL chose between nodes, from the log of each node's first rank."""
 
     def __init__(self, call: Call, target: AttemptFolder):
         folder, launch = call.folder, call.folder.launch
         self.wanted, self.say, self._target = launch.start.network, call.say, target
         self._environment = launch.start.environment
-        self._stepped: float | None = None  # when a step was seen first
+        self._stepped: float | None = None  # when the first step was seen
         asked = range(0, folder.run.world_size, launch.gpus_per_node) if checks_network(folder, target) else ()
         self._open = {rank: target.log(rank) for rank in asked}
 
     def problem(self) -> tuple[Cause, str] | None:
-        """Every rank is asked until it has said it, which it does before the first step."""
+        """A network other than the requested one. Logs are read until each names its network, which NCCL does before
+        step 1."""
         for rank, log in list(self._open.items()):
             if not log.exists() or (name := networks.taken(_head(log))) is None:
                 continue
@@ -143,7 +144,7 @@ class TakenNetwork:
             if not self._open:
                 self.say(f"NCCL takes the network {name} between nodes, as launch.network: {self.wanted} wants it")
         if self._open and self._is_late():
-            self._open.clear()  # to read them again and again would load the file system for the whole attempt
+            self._open.clear()  # reading them for the whole attempt would burden the file system
             silent = " and ".join(networks.silenced_by({**os.environ, **self._environment}))
             why = f": this site or launch.environment sets {silent}" if silent else ""
             self.say(
@@ -153,7 +154,7 @@ class TakenNetwork:
         return None
 
     def _is_late(self) -> bool:
-        """A rank has said it before its first step, if it says it at all."""
+        """Whether it is too late for a network's name: if a log has one at all, it precedes the rank's first step."""
         if self._stepped is None and progress.has_steps(self._target):
             self._stepped = time.monotonic()
         return self._stepped is not None and time.monotonic() - self._stepped > UNNAMED_SECONDS
@@ -167,8 +168,8 @@ def _head(log: Path) -> str:
 def watch_of(
     call: Call, target: AttemptFolder, stand_by: Callable[[], None] = lambda: None, reading: Reading | None = None
 ) -> Watch:
-    """`stand_by`: called again and again from the first step on, to prepare the next attempt. `reading`: what the ranks
-    wait for before they load."""
+    """The supervisor's watch. `stand_by`: called repeatedly after the first step, to prepare the next attempt.
+    `reading`: the verification that ranks wait for before they load."""
     report = progress_reporter(call.payload, call.say, call.site.job is not None)
     keep = checkpoints.keeper(call.payload.checkpoints, call.resumption.verifies, **call.resumption.retention)
 
@@ -176,7 +177,7 @@ def watch_of(
     written, since = None, time.monotonic()
 
     def silence() -> tuple[float, float]:
-        """By this process's own watch: the file server's clock may be another one than this host's."""
+        """Measured by this process's own clock, because the file server's may differ."""
         nonlocal written, since
         seen = target.steps.stat().st_mtime_ns if progress.has_steps(target) else None
         if seen != written or (reading and reading.goes_on):
@@ -187,7 +188,7 @@ def watch_of(
 
     def each_poll() -> None:
         report()
-        if written is not None and progress.has_steps(target):  # then nobody waits for the processors
+        if written is not None and progress.has_steps(target):  # no rank needs the processors to start any more
             stand_by()
         keep()
 
@@ -211,7 +212,7 @@ def _reason_to_stop(call: Call, target: AttemptFolder) -> tuple[Any, str] | None
         return None
     job = call.site.job
     left, wall_time = end - call.site.now(), end - (job.start if job and job.start else call.began)
-    if left > wall_time / 2:  # no lead is longer, and files need not be read
+    if left > wall_time / 2:  # no lead is longer, so no file needs to be read
         return None
     background = _saves_in_background(call)
     save = _slowest_save(call, background)
@@ -231,19 +232,20 @@ def _reason_to_stop(call: Call, target: AttemptFolder) -> tuple[Any, str] | None
 
 
 def _slowest_save(call: Call, background: bool) -> float | None:
-    """Of one in the background its own event tells nothing: only how long it kept the ranks."""
+    """Seconds of the slowest save. A background save's own event won't do: it only says how long the ranks were
+    blocked."""
     if not background:
         return progress.slowest_save(call.payload)
     return progress.slowest_background_save(call.payload, checkpoints.completed_at(call.payload.checkpoints))
 
 
 def _saves_in_background(call: Call) -> bool:
-    """As the ranks found it: by default it depends on what is installed where they run."""
+    """Whether ranks save in the background, as they found it: the default depends on their installation."""
     return call.payload.found.exists() and read(Found, call.payload.found).async_save
 
 
 def _patience(call: Call, reason: Cause) -> float:
-    """Seconds that ranks are given to save: at the end of the wall time all that is left of it."""
+    """Seconds that ranks get to save; at the end of the wall time, all that is left of it."""
     end = call.site.deadline()
     if reason != "time_limit" or end is None:
         return call.recovery.stop_seconds
@@ -260,9 +262,10 @@ def _spike(call: Call, target: AttemptFolder) -> tuple[int, int] | None:
 
 
 def find_spike(steps: Sequence[Step], settings: LossSpike) -> tuple[int, int] | None:
-    """First and last step of the first spike: at least `patience` losses in a row above the median before them.
+    """First and last step of the first spike: at least `patience` consecutive losses above `factor` times the median
+    before.
 
-    Checks all steps, not only the newest: several may have been done since the last poll.
+    All steps are checked, because several may have been done since the last poll.
     """
     patience, window = settings.patience, settings.window
     losses = [(step.step, step.loss) for step in steps if step.loss is not None]
@@ -275,7 +278,7 @@ def find_spike(steps: Sequence[Step], settings: LossSpike) -> tuple[int, int] | 
 
 
 def leave_out(call: Call, target: AttemptFolder) -> None:
-    """Go back to the checkpoint before a spike, and leave its batches out from now on."""
+    """Go back to the checkpoint before a spike, and skip the spike's batches from now on."""
     found = _spike(call, target)
     if found is None:
         return

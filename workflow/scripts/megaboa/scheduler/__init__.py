@@ -1,6 +1,6 @@
-"""Starts ranks and queries jobs:
+"""Starts ranks and queries jobs.
 
-`protocol.py` defines what a scheduler must answer, `slurm` and `local.py` implement it. No other package knows SLURM's
+`protocol.py` defines the interface of a scheduler; `slurm` and `local.py` implement it. No other package knows SLURM's
 vocabulary (tests/scheduler/test_words.py). Standard library only: this runs on the compute host, outside the container.
 """
 
@@ -17,14 +17,14 @@ from megaboa.scheduler.registry import cluster
 
 
 def place(launch: LaunchSpec, device: str, environment: Environment, container: Container) -> Place:
-    """Where this process may start ranks, or where the run's settings want it to; else `NoPlaceError`."""
+    """The place where this process can start ranks, as the run's settings want it; raises `NoPlaceError` otherwise."""
     return cluster().place(launch, device, environment, container) or Machine(
         container, launch.start and launch.start.ports
     )
 
 
 def rank_of(environment: Environment) -> dict[str, str]:
-    """The rank of a process started by a scheduler, in torch's variables. Empty if they are already set."""
+    """Torch's variables for a process started by a scheduler; empty if they are set already."""
     task = None if "RANK" in environment else cluster().task(environment)
     if task is None:
         return {}
@@ -32,7 +32,7 @@ def rank_of(environment: Environment) -> dict[str, str]:
 
 
 def adopt_rank(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Called by a rank before it imports anything: set torch's variables for its rank and rendezvous address."""
+    """Set torch's variables for this rank and its rendezvous. Called by a rank before it imports anything."""
     environment.update(rank_of(environment))
     if "GLOO_SOCKET_IFNAME" not in environment and (interface := interface_towards(environment["MASTER_ADDR"])):
         environment["GLOO_SOCKET_IFNAME"] = interface

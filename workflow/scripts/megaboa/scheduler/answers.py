@@ -1,4 +1,4 @@
-"""What questions of `protocol.py` are asked with and answered by."""
+"""Types of the questions and answers in `protocol.py`."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from dataclasses import dataclass, field
 
 
 class UnreachableError(Exception):
-    """The scheduler could not be asked; nothing may be concluded from that."""
+    """The scheduler could not be asked, so nothing may be concluded."""
 
 
 class NoPlaceError(Exception):
-    """Ranks can't be started here as the run's settings want it; why, and what to do about it."""
+    """Ranks can't be started here as the run's settings want it; the message says why, and what to do."""
 
 
 @dataclass(frozen=True)
 class QueuedJob:
-    """A job of ours that waits or runs, as the whole queue is told by one question."""
+    """A waiting or running job of ours, from one query of the whole queue."""
 
     id: str
-    state: str  # in the scheduler's word
+    state: str  # the scheduler's own word
     waits: bool = False
-    only_ends: bool = False  # its processes are gone, or are about to be
+    only_ends: bool = False  # its processes are gone, or about to be
     reason: str = ""  # why it waits
     nodes: str = ""
     starts: float | None = None
     ends: float | None = None
-    folder: str = ""  # it was submitted from here
-    comment: str = ""  # what its submitter wrote there
+    folder: str = ""  # the folder that it was submitted from
+    comment: str = ""  # the submitter's comment on the job
 
 
 @dataclass(frozen=True)
 class Life:
-    """A job, from the moment it asked to the moment its nodes were taken away. One that was put back has several."""
+    """One life of a job, from its request to the loss of its nodes. A requeued job has several."""
 
     job: str
     submit: float
@@ -43,46 +43,46 @@ class Life:
 
 @dataclass(frozen=True)
 class Task:
-    """Who one of the processes is that the scheduler has started together."""
+    """The place of a process among those that the scheduler started together."""
 
     rank: int
     local_rank: int
     count: int
     node: int
     nodes: int
-    processors: int = 0  # that the step has on this node; 0: unknown
+    processors: int = 0  # the step's processors on this node; 0 if unknown
 
 
 @dataclass(frozen=True)
 class Size:
     nodes: int
-    ranks: int  # of a node
-    cores: int  # of a node
+    ranks: int  # per node
+    cores: int  # per node
 
 
 @dataclass(frozen=True)
 class Where:
-    """In the cluster."""
+    """Where a job runs in the cluster."""
 
     partition: str | None
     account: str | None
-    constraint: str | None = None  # features of its nodes
+    constraint: str | None = None  # features that its nodes must have
     qos: str | None = None
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What a profile leaves open, found."""
+    """Values found for names that a profile leaves open."""
 
     taken: dict[str, str]
-    left: list[str]  # to the user: a line of the site's file for every answer that there is
-    missing: list[str]  # what there is no answer to, and why
-    variables: Sequence[str] = ()  # of the environment, that answer too
+    left: list[str]  # choices left to the user: a line of the site's file for each possible value
+    missing: list[str]  # names without a possible value, and why
+    variables: Sequence[str] = ()  # environment variables that would also answer
 
 
 def site_line(name: str, value: str) -> str:
-    """Of the site's file."""
-    return f"{name}: {json.dumps(value)}"  # quoted: `all` or `2024` would be something else than a name
+    """A line of the site's file."""
+    return f"{name}: {json.dumps(value)}"  # quoted, because YAML may not take `all` or `2024` for text
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
-"""This machine as a place for ranks: processes, started one by one as a scheduler would start them.
+"""This machine as a place for ranks: processes, started as a scheduler would start them.
 
-Every rank has a process group and a log file of its own. When one fails, the others (which would wait for it for ever
-in a collective) are ended within seconds.
+Every rank has a process group and a log file of its own. When one fails, the others, which would wait for it forever in
+a collective, are ended within seconds.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ from megaboa.scheduler.ranks import (
 
 POLL_SECONDS = 0.1
 ADDRESS = "127.0.0.1"
-# Where ranks may be forked by a process that isn't ours: ends of pipes that they hold open for as long as they live.
+# Variables: the device, if ranks may be forked by a process that isn't ours; pipe ends that they then keep open for
+# life.
 FORKED, HELD = "MEGABOA_ZYGOTE", "MEGABOA_HELD"
-KEEPER = "MEGABOA_KEEPER"  # number of the process that keeps the ranks of this node, and has one that forks them
+KEEPER = "MEGABOA_KEEPER"  # pid of the process that keeps this node's ranks, and starts the zygote that forks them
 DEVICES = ("cpu", "cuda")
 _PR_SET_PDEATHSIG = 1
 
@@ -54,7 +55,7 @@ class Machine:
         return start(inside, world_size, logs, environment, self._container.inherited(), self._ports)
 
     def stand_by(self, command: Sequence[str], world_size: int, logs: Path, environment: Environment) -> None:
-        """Here a zygote does that."""
+        """Nothing to do, as a zygote prepares the next start here."""
 
     stands_by = False
 
@@ -80,7 +81,7 @@ class Machine:
         return {}
 
     def end_left_over(self, logs: Path) -> None:
-        """Ranks of this machine end with their supervisor."""
+        """Nothing to do, as ranks on this machine die with their supervisor."""
 
     def deadline(self) -> float | None:
         return None
@@ -99,7 +100,7 @@ class Machine:
 
 
 class LocalRanks:
-    """Rank `first`, `first + 1`, ... as children of this process; rank K writes to `logs/rank-K.log`."""
+    """Ranks `first`, `first + 1`, ... as children of this process; rank K writes to `logs/rank-K.log`."""
 
     def __init__(
         self,
@@ -113,7 +114,7 @@ class LocalRanks:
         port: ReservedPort | None = None,
         processors: Sequence[Set[int]] = (),
     ):
-        """`processors` that each is bound to; empty: all of this process."""
+        """`processors`: those that each rank is bound to; empty: all of this process's."""
         self.first, self.port = first, port
         self.processes: list[subprocess.Popen] = []
         self.alive: list[int] = []
@@ -137,7 +138,7 @@ class LocalRanks:
         failed = [(self.first + number, code) for number, code in enumerate(codes) if code not in (None, 0)]
         if failed:
             self.end()
-            return Ended(*min(failed, key=lambda rank: rank[1] > 0))  # one that was killed is the cause, not a victim
+            return Ended(*min(failed, key=lambda rank: rank[1] > 0))  # a killed rank is the cause, not a victim
         if any(code is None for code in codes):
             return None
         self._release()
@@ -154,7 +155,7 @@ class LocalRanks:
         self.end(grace=0)
 
     def end(self, grace: float = LAST_WORDS_SECONDS) -> None:
-        """Ask every rank still alive to end, then make it; with it goes whatever it started."""
+        """Ask every live rank to end, then kill it together with everything that it started."""
         if grace:
             self.ask()
         deadline = time.monotonic() + grace
@@ -164,7 +165,7 @@ class LocalRanks:
             _signal_group(process, signal.SIGKILL)
             process.wait()
         for pipe in self.alive:
-            os.read(pipe, 1)  # nothing is ever written: it returns when the last one that held the other end is gone
+            os.read(pipe, 1)  # nothing is ever written: this returns when all holders of the other end are gone
         self._release()
 
     def _release(self) -> None:
@@ -189,7 +190,7 @@ class LocalRanks:
 
     @contextlib.contextmanager
     def _pipe(self, environment: Mapping[str, str]) -> Iterator[list[int]]:
-        """What a rank is to hold, if it may be another process that does its work: one of ours, and our keeper's."""
+        """Pipe ends that a rank has to hold if another process may do its work: one of ours, and our keeper's."""
         if not may_be_forked(environment):
             yield []
             return
@@ -208,7 +209,7 @@ class LocalRanks:
 
 @contextlib.contextmanager
 def _bound_to(processors: Set[int] | None) -> Iterator[None]:
-    """What is started meanwhile inherits it."""
+    """Bind processes that are started meanwhile, which inherit the binding."""
     if processors is None:
         yield
         return
@@ -228,23 +229,23 @@ def start(
     inherited: Mapping[str, str] = os.environ,
     ports: str | None = None,
 ) -> LocalRanks:
-    """All ranks of a run on this machine."""
-    # Held until the ranks have ended, and on all addresses, as rank 0 will listen on all: NCCL takes ports of others.
+    """Start all ranks of a run on this machine."""
+    # Reserved on all addresses, as rank 0 will listen on all, and until the ranks have ended, lest NCCL take the port.
     port = ReservedPort(ports=ports)
     here = {**inherited, **environment, **rendezvous_environment(ADDRESS, port.number)}
     return LocalRanks(command, world_size, logs, here, port=port)
 
 
 def wait(ranks: LocalRanks) -> Ended:
-    """Wait until all ranks have ended well or one has failed."""
+    """Wait until all ranks have ended well, or one has failed."""
     while (ended := ranks.poll()) is None:
         time.sleep(POLL_SECONDS)
     return ended
 
 
 def may_be_forked(environment: Mapping[str, str]) -> bool:
-    """Whether a rank's work may be done by a process that another one than its starter has forked."""
-    from megaboa.scheduler import registry  # not above: a scheduler in it may inherit `Machine`
+    """Whether a rank's work may be done by a process that its starter hasn't forked itself."""
+    from megaboa.scheduler import registry  # imported here, because a scheduler in it may inherit from `Machine`
 
     if environment.get(FORKED) not in DEVICES or not sys.platform.startswith("linux"):
         return False
@@ -263,12 +264,12 @@ def is_running(pid: int) -> bool:
 
 
 def die_with_parent(parent: int | None = None) -> None:
-    """Let the kernel end this process when its parent ends, however that happens: no rank is ever left alone."""
+    """Let the kernel kill this process when its parent ends for any reason, so that no rank is ever orphaned."""
     if not sys.platform.startswith("linux"):
         return
     parent = parent or os.getppid()
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before the request was in place
+    if os.getppid() != parent:  # the parent ended before the request took effect
         os.kill(os.getpid(), signal.SIGKILL)
 
 

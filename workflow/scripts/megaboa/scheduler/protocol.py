@@ -1,8 +1,8 @@
 """The interface of a scheduler. A cluster's scheduler is a module or package next to this file, with an object that
 implements `Scheduler`, and a line in registry.py. `local.py` is this machine, which has no jobs.
 
-Nothing may be concluded from a scheduler that can't be asked: then every question raises `UnreachableError`, unless it
-says otherwise.
+If a scheduler can't be asked, nothing may be concluded: every query then raises `UnreachableError`, unless it says
+otherwise.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ Environment = Mapping[str, str]
 
 
 class Job(Protocol):
-    """A job, as the scheduler told it last."""
+    """A job, as last reported by the scheduler."""
 
     id: str
-    restarts: int  # times that it was put back into the queue
+    restarts: int  # times that it was requeued
     start: float | None
-    nodes: str  # as the scheduler writes several: `Scheduler.hostnames`
-    excluded: str  # nodes that it is kept away from, written likewise
+    nodes: str  # in the scheduler's notation for several nodes: `Scheduler.hostnames`
+    excluded: str  # nodes that it must not get, in the same notation
     partition: str
 
     @property
     def waits(self) -> bool: ...
     @property
     def has_ended(self) -> bool:
-        """For good."""
+        """Whether it has ended for good."""
 
     @property
     def can_requeue(self) -> bool: ...
 
 
 class Container(Protocol):
-    """Puts a command into an image, or leaves it as it is."""
+    """Wraps a command to run it in an image, or leaves it unchanged."""
 
     runtime: str
 
@@ -54,142 +54,144 @@ class Place(Protocol):
     """Where a supervisor runs and starts ranks: this machine, or the nodes of its job."""
 
     job: Job | None
-    nodes: list[str]  # that ranks start on
-    spares: list[str]  # other nodes of the job, which wait to take the place of these
+    nodes: list[str]  # nodes that ranks start on
+    spares: list[str]  # other nodes of the job, which can replace these
 
     def replace(self, bad: Set[str], for_good: bool = True) -> bool:
-        """Let spares take the place of these nodes, which this job uses no more (or only as its last spares); False,
-        and nothing is done, where there are too few."""
+        """Replace these nodes by spares; this job no longer uses them (or only as its last spares). Returns False, and
+        does nothing, if there are too few spares."""
 
     def unused(self) -> list[str]:
-        """Nodes that were replaced, and that the job still holds."""
+        """Replaced nodes that the job still holds."""
 
     def lost(self) -> dict[str, str]:
-        """Nodes among `nodes` that the scheduler has taken out of the job, which goes on, with what it says of each."""
+        """The nodes among these that the scheduler has removed from the job, which continues; with its reasons."""
 
     def start(self, command: Sequence[str], world_size: int, logs: Path, environment: Environment) -> Ranks:
-        """Every rank writes to `logs/rank-K.log`, or every node to `logs/node-K.log`."""
+        """Start ranks. Every rank writes to `logs/rank-K.log`, or every node to `logs/node-K.log`."""
 
     def stand_by(self, command: Sequence[str], world_size: int, logs: Path, environment: Environment) -> None:
-        """Prepare the next `start` on these nodes, while ranks run, where that saves time. Never raises.
+        """Prepare the next `start` on these nodes while ranks run, if that saves time. Never raises.
 
-        `command`: how every rank's begins; `logs`: a folder for it."""
+        `command`: beginning of every rank's command; `logs`: a folder for the preparation.
+        """
 
     @property
     def stands_by(self) -> bool:
-        """Whether a next `start` was prepared."""
+        """Whether the next `start` is prepared."""
 
     def start_on_nodes(self, command: Sequence[str], name: str, logs: Path, environment: Environment) -> Ranks:
-        """One process on each node."""
+        """Start one process on each node."""
 
     def unpack_image(self, nodes: int, logs: Path) -> Ranks | None:
-        """Begin to unpack the image on the first nodes, spares last, for steps to share; None where that isn't how they
-        start."""
+        """Start to unpack the image on the first nodes (spares come last), for steps to share. None if ranks start in
+        another way."""
 
     def share_image(self) -> None:
-        """From now on steps take what was unpacked."""
+        """Let later steps use the unpacked image."""
 
     def remove_image(self) -> None:
-        """What was unpacked goes. Never raises."""
+        """Remove the unpacked image. Never raises."""
 
     def close(self) -> None:
-        """The supervisor ends: what the place keeps for it goes. Never raises."""
+        """Release everything that the place keeps for the supervisor, which ends. Never raises."""
 
     def end_left_over(self, logs: Path) -> None:
-        """End ranks that an earlier supervisor of this place has left behind; `logs`: where they write."""
+        """End ranks left behind by an earlier supervisor of this place; `logs`: the folder that they write to."""
 
     def deadline(self) -> float | None:
-        """When the place is taken away, in unix seconds; None where it isn't."""
+        """Unix time at which the place is taken away; None if it isn't."""
 
     def now(self) -> float:
-        """The time by the clock that `deadline` goes by."""
+        """The time by the clock of `deadline`."""
 
     def interruption(self, since: float) -> Failure | None:
-        """What the scheduler did to the ranks, as far as it knows; None: nothing, or unknown."""
+        """What the scheduler did to the ranks; None: nothing, or unknown."""
 
     def cancelled(self) -> str | None:
-        """Whether the job was cancelled, if the scheduler can be asked."""
+        """A sentence if the job was cancelled; None if not, or if the scheduler can't be asked."""
 
     def requeue(self, excluded: Set[str]) -> bool:
-        """Give the place back and be started again on other nodes than these. Only to be called last."""
+        """Give up the place, to be started again on nodes other than these. Must be the last call."""
 
 
 class Scheduler(Protocol):
-    name: str  # as people call it
-    profile: str  # for it, of ours; and Snakemake's executor of that name
-    inquiry: str  # commands that tell a person what became of a job or a node
-    accounts: str  # what goodput.json calls them
-    image_plugin: str  # what starts processes in images
-    names: Sequence[str]  # of the profile's default-resources, which the site may leave open
+    name: str  # for people
+    profile: str  # our profile for it, and Snakemake's executor, have this name
+    inquiry: str  # commands that tell a person about a job or a node
+    accounts: str  # their name in goodput.json
+    image_plugin: str  # the plugin that starts processes in images
+    names: Sequence[str]  # default-resources of a profile that may be left open to the site
 
     # This process
     def is_here(self) -> bool:
-        """Whether it can be asked on this machine; also in a job. Never raises."""
+        """Whether it can be asked on this machine, also in a job. Never raises."""
 
     def several(self, nodes: int) -> str:
-        """How a person gets so many nodes."""
+        """How a person gets this number of nodes."""
 
     def prepare(self) -> None:
-        """Called once by a process from which Snakemake submits."""
+        """Called once by a process in which Snakemake submits jobs."""
 
     def in_job(self, environment: Environment) -> bool: ...
     def place(self, launch: LaunchSpec, device: str, environment: Environment, container: Container) -> Place | None:
-        """The nodes of the job that this process is in; None: ranks start on this machine. Raises `NoPlaceError`."""
+        """The nodes of the job that this process is in; None if ranks start on this machine. Raises `NoPlaceError`."""
 
     def task(self, environment: Environment) -> Task | None:
-        """This process's rank among those started together; None: it was started alone."""
+        """This process's place among those started together; None if it was started alone."""
 
     def node_name(self, environment: Environment) -> str | None:
-        """The name by which this node is excluded, where it isn't the host's."""
+        """The name by which this node is excluded, if it isn't the host's."""
 
     # Jobs and nodes
     def cluster(self) -> str:
-        """Its name: jobs of another one that shares the store have the same numbers."""
+        """The cluster's name. Another cluster that shares the store has jobs with the same numbers."""
 
     def job(self, job: str) -> Job | None:
-        """None: forgotten, or never known."""
+        """A job; None if it is forgotten, or was never known."""
 
     def is_alive(self, job: str) -> bool | None:
-        """Whether it runs, or will; None: the scheduler doesn't know it, so a job of ours is over."""
+        """Whether a job runs, or will; None if the scheduler doesn't know it, so that a job of ours has ended."""
 
     def cancel(self, job: str) -> bool:
-        """Whether that was done. Never raises."""
+        """Cancel a job; returns whether that worked. Never raises."""
 
     def exclude(self, job: str, nodes: Iterable[str]) -> bool:
-        """Keep a waiting job away from these nodes alone; whether that was done. Never raises."""
+        """Exclude exactly these nodes from a waiting job; returns whether that worked. Never raises."""
 
     def waiting(self) -> Sequence[Job]:
-        """Our jobs that wait."""
+        """Our waiting jobs."""
 
     def queue(self) -> list[QueuedJob]:
-        """Our jobs that wait or run."""
+        """Our waiting and running jobs."""
 
     def run_of(self, job: QueuedJob, rule: str, results: Path) -> str | None:
-        """The run of the experiment with these results for which Snakemake made the job by this rule. Never raises."""
+        """The run of the experiment in `results` that Snakemake submitted this job for, by this rule. Never raises."""
 
     def lives(self, jobs: Sequence[str]) -> list[Life] | None:
-        """The lives of these jobs, oldest first; None: there is no accounting, or it can't be read. Never raises."""
+        """The lives of these jobs, oldest first; None if there is no accounting, or it can't be read. Never raises."""
 
     def hostnames(self, nodes: str) -> list[str]:
-        """One by one, in the order of ranks."""
+        """The names of nodes, in the order of ranks."""
 
     def usable_nodes(self, partition: str) -> set[str]:
-        """Those that a job could get, now or later."""
+        """The nodes that a job could get, now or later."""
 
     def gpus_of_a_node(self, partition: str) -> int:
-        """The most that a node of this partition has (or of these, with commas between); 0: none that it knows of."""
+        """The largest number of GPUs of a node in this partition (or these, separated by commas); 0 if it knows of
+        none."""
 
     def fallen(self, nodes: Sequence[str], since: float) -> dict[str, str]:
-        """Of nodes whose supervisor is gone those that failed since, with what is said of each. Never raises."""
+        """Nodes that failed since then, out of those whose supervisor is gone, with reasons. Never raises."""
 
-    # What Snakemake's jobs ask for, in its executor's words; functions take a job's wildcards
+    # Requests of Snakemake's jobs, in terms of its executor; functions get a job's wildcards
     def resources(
         self,
-        size: Callable[[Any], Size] | None = None,  # an allocation: the job starts ranks on its nodes by itself
+        size: Callable[[Any], Size] | None = None,  # an allocation, on whose nodes the job starts ranks itself
         where: Callable[[Any], Where] | None = None,
         options: Callable[[Any], str] | None = None,
-        gpus: Callable[[Any], int] | None = None,  # of a node
-        profile: Mapping[str, str] = ...,  # its default-resources
+        gpus: Callable[[Any], int] | None = None,  # per node
+        profile: Mapping[str, str] = ...,  # the profile's default-resources
     ) -> dict[str, Any]: ...
     def options(
         self,
@@ -199,31 +201,31 @@ class Scheduler(Protocol):
         rule: str = "",
         outlives: bool = False,
     ) -> str:
-        """Further options of a job. `own`: the user's; `returns`: it may be put back into the queue;
-        `after`: not before jobs have ended that the rule has made of this run; `outlives`: it goes on without a node
-        that fails."""
+        """Further options of a job. `own`: the user's; `returns`: it may be requeued; `after`: it waits for earlier
+        jobs that the rule made for this run; `outlives`: it continues without a node that fails."""
 
     def tasks_per_node(self, options: str) -> int | None:
-        """What the user's options say of it."""
+        """The number in the user's options, if any."""
 
     def options_problem(self, options: str) -> str | None:
-        """What the user's options must leave to the keys of the experiment, if anything."""
+        """What the user's options set although keys of the experiment must set it, if anything."""
 
     def where(self, profile: Mapping[str, str]) -> Where:
-        """Training goes by a profile's default-resources."""
+        """Where training runs, according to a profile's default-resources."""
 
     def find(self, names: Collection[str], known: Mapping[str, str]) -> Choice:
-        """Values for names that a profile leaves open. `known`: what it says, or the site."""
+        """Values for names that a profile leaves open. `known`: values from the profile or the site."""
 
     def describe(self) -> tuple[str, list[Table]]:
-        """The cluster, as its user sees it: in a line, and in tables."""
+        """The cluster from its user's view: one line, and tables."""
 
     # One process in an image, started by the scheduler's plugin
     def starts_images(self, launcher: str | None = None) -> bool:
-        """Whether that plugin is here. `launcher`: the user's name for what starts processes."""
+        """Whether the plugin is installed. `launcher`: the user's name for the program that starts processes."""
 
     def process(self, wanted: ImageStart, environment: Environment, step: bool, gpus: int = 0) -> list[str]:
-        """What goes before its command; `step`: within this job, else as a job of its own where we are in none."""
+        """The words before a command that start it in an image. `step`: within this job; else as a job of its own, if
+        in none."""
 
     def refusal(self, said: str) -> str | None:
-        """Where it has started nothing: why."""
+        """The reason why nothing was started, if the output has one."""

@@ -1,4 +1,4 @@
-"""A rank: its supervisor's requests, its end, and the environment variables that identify it.
+"""Ranks: requests to them, how they end, and the environment variables that identify them.
 
 This is the one place that knows the names of these variables.
 """
@@ -18,22 +18,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-# A rank that gets this signal writes its threads' stacks to its log and continues.
+# On this signal, a rank writes its threads' stacks to its log and continues.
 STACKS_SIGNAL = signal.SIGUSR2
-# So long may ranks still say why they end when another has failed. In a collective, on a GPU, they wait for ever.
+# Time for ranks to log why they end after another one failed. In a collective on a GPU they would wait forever.
 LAST_WORDS_SECONDS = 3.0
-STARTS = "starts ranks "  # what a node's task writes to its log before it does
+STARTS = "starts ranks "  # logged by a node's task before it starts ranks
 _SIOCGIFADDR = 0x8915
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How the ranks ended: every rank with 0, or the first one that didn't."""
+    """How the ranks ended: all with exit code 0, or the first one that didn't."""
 
     rank: int | None = None
     returncode: int = 0
     node: str | None = None
-    said: str = ""  # the launcher's own words, where it has any
+    said: str = ""  # the launcher's own message, if any
 
     @property
     def ok(self) -> bool:
@@ -55,14 +55,15 @@ class Ended:
 
 
 class Ranks(Protocol):
-    """Ranks that were started together and end together."""
+    """A group of ranks that are started and ended together."""
 
     @property
     def sound(self) -> bool:
-        """Of what waits to be told what to do: whether all of its processes are there."""
+        """Whether all processes of a waiting group are alive."""
 
     def poll(self) -> Ended | None:
-        """None while they run. When one fails the others, which would wait for it for ever, are ended too."""
+        """How they ended; None while they run. When one fails, the others, which would wait for it forever, are ended
+        too."""
 
     def ask(self) -> bool:
         """Ask every rank to save and end; False if the request failed and must be repeated."""
@@ -71,7 +72,7 @@ class Ranks(Protocol):
         """Have every rank write its stacks."""
 
     def kill(self) -> None:
-        """End them, with whatever they started, and return when they are gone."""
+        """Kill the ranks and everything that they started, and return when they are gone."""
 
 
 def rank_environment(rank: int, local_rank: int, world_size: int, address: str, port: int) -> dict[str, str]:
@@ -83,11 +84,11 @@ def rank_environment(rank: int, local_rank: int, world_size: int, address: str, 
     }
 
 
-GO = "go"  # the file that what stands by waits for
+GO = "go"  # the file that a standby step waits for
 
 
 def step_on_nodes(logs: Path) -> str:
-    """Name of a step of one process per node that writes to a folder of an attempt."""
+    """Name of a step of one process per node, derived from the attempt's subfolder that it writes to."""
     return f"{logs.name}-{logs.parent.name}"
 
 
@@ -100,7 +101,7 @@ def rendezvous_environment(address: str, port: int) -> dict[str, str]:
 
 
 def threads_environment(cpus_per_rank: int) -> dict[str, str]:
-    """Ranks that share a machine must not each start a thread per core."""
+    """Limit threads, because each rank on a shared machine would otherwise start one per core."""
     return {"OMP_NUM_THREADS": str(cpus_per_rank), "MKL_NUM_THREADS": str(cpus_per_rank)}
 
 
@@ -110,16 +111,17 @@ def layered(
     chosen: Mapping[str, str | None],
     given: Mapping[str, str] = os.environ,
 ) -> dict[str, str]:
-    """Ours, a preset where the site has set nothing itself, what the user chose; None takes a variable out."""
+    """Layers of variables: ours, presets that the site hasn't set itself, and the user's choice. None removes a
+    variable."""
     together = {**own, **{name: value for name, value in preset.items() if name not in given}, **chosen}
     return {name: value for name, value in together.items() if value is not None}
 
 
 def interface_towards(address: str) -> str | None:
-    """The network interface by which this host reaches another one: not what its own name leads to (127.0.1.1)."""
+    """The network interface by which this host reaches another one; its own name may resolve to 127.0.1.1."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((address, 9))  # sends nothing
+            probe.connect((address, 9))  # sends no packet
             ours = probe.getsockname()[0]
             for _, name in socket.if_nameindex():
                 with contextlib.suppress(OSError):
@@ -132,20 +134,20 @@ def interface_towards(address: str) -> str | None:
 
 
 class NoPortError(OSError):
-    """Every port of the range is in use."""
+    """Every port in the range is in use."""
 
 
 class ReservedPort:
     """A free port of this host, reserved while this object is open.
 
-    The socket is bound, but doesn't listen; with SO_REUSEADDR on both sides rank 0 can still listen on the port.
-    `ports`: the range that it is taken from, as in `29500-29600`.
+    The socket is bound, but doesn't listen; with SO_REUSEADDR on both sides, rank 0 can still listen on the port.
+    `ports`: the range to choose from, such as `29500-29600`.
     """
 
     def __init__(self, address: str = "", ports: str | None = None):
         self._socket = socket.socket()
         first, last = map(int, ports.split("-")) if ports else (0, 0)
-        # Not from the first one on: runs that start together on one host would all try the same.
+        # In random order, because runs that start together on one host would all try the same port first.
         for number in random.sample(range(first, last + 1), last + 1 - first):
             try:
                 self._socket.bind((address, number))
@@ -156,7 +158,7 @@ class ReservedPort:
         else:
             self._socket.close()
             raise NoPortError(f"launch.ports: all ports from {first} to {last} of {socket.gethostname()} are taken")
-        # Afterwards: two that had it when they asked for the same port would both get it.
+        # Only set afterwards: with the option set before, two processes could bind the same port.
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.number: int = self._socket.getsockname()[1]
 
@@ -165,7 +167,7 @@ class ReservedPort:
 
 
 class AnyPort:
-    """An unreserved port, for rank 0 on another host."""
+    """An unreserved port, for a rank 0 on another host."""
 
     def __init__(self, ports: str | None = None):
         if ports:

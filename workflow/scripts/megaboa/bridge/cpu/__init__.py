@@ -28,7 +28,7 @@ def activate() -> None:
             f"megaboa.bridge.cpu.activate() came too late: {' and '.join(early)} had been imported already; "
             "call it before the first import of Megatron"
         )
-    # GPUs that are there must stay unused, in this process and in its children; read when CUDA is initialised.
+    # GPUs of the host must stay unused, also by child processes. CUDA reads this when it is initialised.
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
     import torch

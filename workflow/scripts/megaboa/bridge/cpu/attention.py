@@ -1,7 +1,8 @@
-"""Attention for what Megatron's own DotProductAttention refuses: context parallelism, and MLA's unequal head sizes.
+"""Attention for the cases that Megatron's DotProductAttention refuses: context parallelism, and MLA's unequal head
+sizes.
 
-On a GPU this is Transformer Engine's. Here every rank gathers all keys and values: slow, but the same function, so
-that Megatron's slicing of sequences, positions and reductions are put to the test.
+On a GPU, Transformer Engine provides it. Here every rank gathers all keys and values. This is slow, but computes the
+same function, so it tests Megatron's slicing of sequences, positions and reductions.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ from megatron.core.transformer.module import MegatronModule
 
 
 def positions(rank: int, ranks: int, length: int) -> torch.Tensor:
-    """Positions of a rank's `length` tokens: Megatron deals chunks in a zigzag, an early and a late one to each."""
+    """Positions of a rank's `length` tokens.
+
+    Megatron deals chunks in a zigzag: each rank gets an early and a late one.
+    """
     if ranks == 1:
         return torch.arange(length)
     chunk = length // 2
@@ -86,7 +90,7 @@ class GatheredAttention(MegatronModule):
 
 
 class CoreAttention:
-    """Megatron's DotProductAttention wherever it can be used, else `GatheredAttention`."""
+    """Builds Megatron's DotProductAttention wherever it can be used, else `GatheredAttention`."""
 
     def __new__(cls, config, *args, **kwargs):
         plain = config.context_parallel_size == 1 and not {"k_channels", "v_channels"} & kwargs.keys()

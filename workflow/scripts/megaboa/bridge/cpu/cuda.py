@@ -1,4 +1,4 @@
-"""Makes "cuda" mean the CPU, in torch, for the life of the process."""
+"""Makes "cuda" mean the CPU in torch, for the life of the process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CPU = torch.device("cpu")
 
 
 def is_cuda(device: object) -> bool:
-    """Whether a `device` argument of torch asks for a GPU; a bare number does."""
+    """Whether a `device` argument of torch means a GPU. A bare number does."""
     if isinstance(device, bool):
         return False
     if isinstance(device, int):
@@ -42,7 +42,7 @@ class CudaOnCpu(TorchFunctionMode):
 
 
 class Immediate:
-    """A stream or an event on a device that does everything at once."""
+    """A stream or an event of a device that executes everything immediately."""
 
     def __init__(self, *args, **kwargs) -> None:
         pass
@@ -69,7 +69,7 @@ class Immediate:
 
 
 def resident_bytes(device: object = None) -> int:
-    """Largest resident memory of this process so far: what stands in for a GPU's memory."""
+    """Peak resident memory of this process, used in place of GPU memory."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
@@ -83,7 +83,7 @@ def _nothing(*args, **kwargs) -> None:
 
 
 def _uncompiled(model=None, **kwargs):
-    """torch.compile without compiling: Megatron fuses with it, which here would cost a C++ compiler's time."""
+    """torch.compile without compilation, which Megatron uses for fusion and which would run a C++ compiler here."""
     return model if model is not None else lambda function: function
 
 
@@ -91,7 +91,7 @@ def _redirect_runtime() -> None:
     runtime = {
         "is_available": lambda: False,
         "device_count": lambda: 1,
-        "current_device": lambda: CPU,  # Megatron passes it on as device=...
+        "current_device": lambda: CPU,  # Megatron passes it as device=...
         "current_stream": lambda device=None: Immediate(),
         "default_stream": lambda device=None: Immediate(),
         "stream": lambda stream: Immediate(),
@@ -108,7 +108,7 @@ def _redirect_runtime() -> None:
         ),
     }
     for name, function in runtime.items():
-        # A fresh object each: tables of torch._dynamo want every name of torch.cuda to be another object.
+        # A new object for each, because tables of torch._dynamo require that no two names of torch.cuda share one.
         setattr(torch.cuda, name, functools.partial(function))
     torch.cuda.random.get_rng_state = torch.cuda.get_rng_state
     torch.cuda.random.set_rng_state = torch.cuda.set_rng_state
@@ -118,7 +118,10 @@ def _redirect_runtime() -> None:
 
 
 def _redirect_backward(mode: TorchFunctionMode) -> None:
-    """torch runs a mode's handler, hence Tensor.backward(), with the mode off; custom backward() code needs it on."""
+    """Enable the mode in the backward pass.
+
+    torch runs a mode's handler, and hence Tensor.backward(), with the mode off, but custom backward() code needs it.
+    """
     run = torch.autograd.graph._engine_run_backward
 
     def run_backward(*args, **kwargs):
@@ -129,7 +132,7 @@ def _redirect_backward(mode: TorchFunctionMode) -> None:
 
 
 def _redirect_distributed() -> None:
-    """Process groups speak gloo, whatever backend is asked for; barriers know no devices."""
+    """Make process groups use gloo instead of NCCL, and barriers ignore devices."""
     init_process_group, barrier = torch.distributed.init_process_group, torch.distributed.barrier
 
     @functools.wraps(init_process_group)
@@ -145,9 +148,10 @@ def _redirect_distributed() -> None:
 
 
 def _redirect_data_loaders() -> None:
-    """Starting a loader draws a seed from the CPU's generator, which here also plays the GPU's and draws dropout.
+    """Start data loaders without advancing the random number generator.
 
-    A resumed run starts its loaders after it has restored the generator: without this, its dropout would be another.
+    A starting loader draws a seed from the CPU's generator, which here also stands for the GPU's and draws dropout. A
+    resumed run starts its loaders after it has restored the generator, so without this its dropout would differ.
     """
     start = torch.utils.data.DataLoader.__iter__
 
@@ -160,7 +164,7 @@ def _redirect_data_loaders() -> None:
 
 
 def redirect() -> None:
-    """Redirect everything, once. The mode is per thread: that of the caller, in which CPU autograd runs, too."""
+    """Redirect everything, once. The mode is per thread: it covers the caller's, in which CPU autograd also runs."""
     mode = CudaOnCpu()
     mode.__enter__()
     _redirect_backward(mode)

@@ -22,7 +22,7 @@ KERNELS_FOR_GPUS = ("transformer_engine", "transformer_engine_torch", "apex", "f
 
 
 def is_missing(name: str) -> bool:
-    """Whether a module can't be imported; the folders of a namespace package alone don't count as one."""
+    """Whether a module can't be imported. Folders of a namespace package alone don't count as a module."""
     try:
         spec = importlib.util.find_spec(name)
     except ModuleNotFoundError:
@@ -38,7 +38,7 @@ def _empty_class(name: str) -> type:
     return type(name, (), {})
 
 
-# What Bridge's training loop imports by name from packages that it uses only where asked to.
+# Names that Bridge's training loop imports from packages that only optional features use.
 NAMES = {
     "modelopt.torch.opt": {
         "ModeloptStateManager": type("ModeloptStateManager", (), {"is_converted": staticmethod(lambda model: False)}),
@@ -57,8 +57,8 @@ NAMES = {
     "nvidia_resiliency_ext.inprocess": {"CallWrapper": _empty_class("CallWrapper")},
 }
 
-# Packages of which anything may be imported to derive classes from: multimodal data, and the diffusion recipes that
-# `megatron.bridge.recipes` imports along with all others. The second name is the package that is really missing.
+# Packages whose classes may be imported to derive from: multimodal data, and the diffusion recipes that
+# `megatron.bridge.recipes` imports along with all others. The value is the package that is really missing.
 TREES = {
     "megatron.energon": "megatron.energon",
     "megatron.bridge.recipes.flux": "diffusers",
@@ -74,7 +74,7 @@ def _install_names(module: str, names: Mapping[str, object]) -> None:
         name = ".".join(parts[:depth])
         if name not in sys.modules:
             package = ModuleType(name, "Stand-in of the CPU backend.")
-            package.__path__ = []  # without submodules: importing another one fails as it would without the stand-in
+            package.__path__ = []  # no submodules, so that other imports fail as without the stand-in
             package.__spec__ = importlib.machinery.ModuleSpec(name, None, is_package=True)
             sys.modules[name] = package
             if parent is not None:
@@ -134,7 +134,7 @@ class _TreeFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 @contextlib.contextmanager
 def _visible(modules: Mapping[str, ModuleType]) -> Iterator[None]:
-    """Let modules be imported for a while; for everyone else the package stays "not installed"."""
+    """Make modules importable inside the block; for everyone else the package stays "not installed"."""
     before = {name: sys.modules[name] for name in modules if name in sys.modules}
     sys.modules.update(modules)
     try:
@@ -146,7 +146,7 @@ def _visible(modules: Mapping[str, ModuleType]) -> Iterator[None]:
 
 
 def _transformer_engine_visible() -> contextlib.AbstractContextManager:
-    """The names that Bridge's LoRA layers use in annotations and isinstance tests."""
+    """Make Transformer Engine's names importable that Bridge's LoRA layers use in annotations and isinstance tests."""
     package, pytorch = ModuleType("transformer_engine"), ModuleType("transformer_engine.pytorch")
     package.__path__, package.pytorch = [], pytorch
     pytorch.Linear, pytorch.LayerNormLinear = _empty_class("Linear"), _empty_class("LayerNormLinear")
@@ -155,7 +155,8 @@ def _transformer_engine_visible() -> contextlib.AbstractContextManager:
 
 
 class _Triton(ModuleType):
-    """triton and triton.language in the decorators, annotations and constants of kernels that are never launched."""
+    """Stands for triton and triton.language in decorators, annotations and constants of kernels that are never
+    launched."""
 
     __path__ = ()
 
@@ -173,7 +174,7 @@ def _triton_visible() -> contextlib.AbstractContextManager:
 
 
 def stand_in(package: str) -> None:
-    """Put what is imported by name of a package in place, if it is not installed."""
+    """Install the stand-ins of a package's names, if the package is missing."""
     if is_missing(package):
         for module, names in NAMES.items():
             if module.split(".")[0] == package:
@@ -181,7 +182,7 @@ def stand_in(package: str) -> None:
 
 
 def install() -> None:
-    """Hide kernels for GPUs, and put the stand-ins of all missing packages in place."""
+    """Hide kernels for GPUs, and install the stand-ins of all missing packages."""
     sys.modules.update(dict.fromkeys(KERNELS_FOR_GPUS))  # None: "not installed"
     trees = {tree for tree, package in TREES.items() if is_missing(package)}
     if trees:
@@ -189,5 +190,5 @@ def install() -> None:
     for package in {module.split(".")[0] for module in NAMES}:
         stand_in(package)
     on_import("megatron.bridge.peft.lora_layers", during=_transformer_engine_visible)
-    if is_missing("triton"):  # torch for the CPU alone comes without it
+    if is_missing("triton"):  # CPU builds of torch don't depend on it
         on_import("megatron.core.transformer.moe.ops.paged_stash", during=_triton_visible)

@@ -1,4 +1,4 @@
-"""What Megatron's modules need changed to run without a GPU. Each change waits for the import of its module."""
+"""Changes Megatron's modules so that they run without a GPU. Each change is applied when its module is imported."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch.optim.adam import adam
 from megaboa.bridge import wheels
 from megaboa.bridge.hooks import on_import
 
-# Switches of TransformerConfig that choose a faster kernel for the same result, and what they are on the CPU.
+# Switches of TransformerConfig that select a faster kernel for the same result, and their values on the CPU.
 KERNELS = {
     "apply_rope_fusion": False,
     "persist_layer_norm": False,
@@ -33,15 +33,15 @@ KERNELS = {
 
 @functools.cache
 def _say(text: str) -> None:
-    """Tell the user once, from rank 0."""
+    """Print a message once per process, on rank 0 only."""
     if os.environ.get("RANK", "0") == "0":
         print(text, file=sys.stderr, flush=True)
 
 
 def _random(module: ModuleType) -> None:
-    """One generator plays both the CPU's and the GPU's."""
+    """Let one generator serve as both the CPU's and the GPU's."""
     module._set_cuda_rng_state = lambda new_state, device=-1, graph_safe=False: torch.set_rng_state(new_state)
-    # The tracker warns when a block meant for the GPU's generator has moved the CPU's: here it always does.
+    # The tracker warns if a block meant for the GPU's generator has advanced the CPU's, which here is always the case.
     logging.getLogger(module.__name__).addFilter(lambda record: "CPU RNG state changed" not in record.getMessage())
 
 
@@ -66,9 +66,9 @@ def _without_kernels(config_class: type) -> None:
 
 
 def _torch_norm(module: ModuleType) -> None:
-    """Allow sequence parallelism: the weights get the mark by which Megatron sums their gradients over the ranks.
+    """Allow sequence parallelism and zero-centered weights, as in Gemma.
 
-    And weights that are added to 1, as Gemma has them.
+    With sequence parallelism, the mark on the weights makes Megatron sum their gradients over the ranks.
     """
     new = module.WrappedTorchNorm.__new__
 
@@ -85,7 +85,7 @@ def _torch_norm(module: ModuleType) -> None:
 
 
 def zero_centered(norm: torch.nn.Module) -> torch.nn.Module:
-    """The same norm with weights around 0, which are added to 1.
+    """Change a norm to have weights around 0, which are added to 1.
 
     Transformer Engine has such norms; torch's own multiply by the weight as it is.
     """
@@ -95,7 +95,7 @@ def zero_centered(norm: torch.nn.Module) -> torch.nn.Module:
 
 
 class ZeroCenteredRMSNorm(torch.nn.RMSNorm):
-    """In fp32, as Transformer Engine and `transformers` compute it."""
+    """Computes in fp32, as Transformer Engine and `transformers` do."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         normed = functional.rms_norm(x.float(), self.normalized_shape, None, self.eps)
@@ -126,9 +126,10 @@ def _backends(module: ModuleType) -> None:
 
 
 def _mappings(module: ModuleType) -> None:
-    """Nothing to sum over one rank: the original hands its input through, and experts with biases then change it.
+    """Skip the reduction over a single rank.
 
-    Autograd forbids that. With grouped matrix products, as on a GPU, these lines are not reached.
+    The original returns its input itself, which experts with biases then change in place, and autograd forbids that.
+    With grouped matrix products, as on a GPU, these lines are not reached.
     """
     reduce = module.reduce_from_tensor_model_parallel_region
 
@@ -140,7 +141,7 @@ def _mappings(module: ModuleType) -> None:
 
 
 def _moe_utils(module: ModuleType) -> None:
-    """The original looks whether a tensor is on a GPU before it makes an array of it."""
+    """Convert to NumPy on the CPU. The original does so only for tensors on a GPU."""
 
     def maybe_move_tensor_to_cpu(tensor, as_numpy=False, record_stream=False):
         return tensor.detach().numpy() if as_numpy and torch.is_tensor(tensor) else tensor
@@ -159,9 +160,9 @@ def _distributed_optimizer(module: ModuleType) -> None:
 class Adam(torch.optim.Optimizer):
     """Adam with the interface of Transformer Engine's FusedAdam, computed by torch.
 
-    AdamW (or Adam with L2 regularisation) whose step count lies in the parameter group, as in FusedAdam.
+    It is AdamW (or Adam with L2 regularisation) with the step count in the parameter group, as in FusedAdam.
 
-    Megatron's distributed optimizer trains with torch's own AdamW, which counts steps per parameter, but can't
+    Megatron's distributed optimizer can also train with torch's AdamW, which counts steps per parameter, but can't
     resume it in another layout.
     """
 
@@ -220,14 +221,14 @@ def _gpt_provider(module: ModuleType) -> None:
 
 
 def _adapters(module: ModuleType) -> None:
-    """Bridge finds names of Transformer Engine's layers that stand for nothing, and takes it for there."""
+    """Clear Bridge's flags for Transformer Engine, which importable but empty names of its layers have set."""
     for name in vars(module):
         if name.startswith("HAVE_TE"):
             setattr(module, name, False)
 
 
 def install() -> None:
-    """Wait for the modules."""
+    """Register all changes for the imports of their modules."""
     for name, change in {
         "megatron.core.tensor_parallel.random": _random,
         "megatron.core.tensor_parallel.mappings": _mappings,

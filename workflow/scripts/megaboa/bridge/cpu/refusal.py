@@ -1,6 +1,6 @@
-"""What the CPU backend can't do, or could do only by training something else than was asked for.
+"""Settings that the CPU backend can't support, or only by training something else than was asked for.
 
-It takes Bridge's ConfigContainer as it is before `pretrain()`, duck-typed: no import of Megatron is needed here.
+It reads Bridge's ConfigContainer as it is before `pretrain()`, by duck typing, so that no import of Megatron is needed.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 
 class RefusedOnCpu(ValueError):
-    """A configuration asks for what only a GPU can do."""
+    """A configuration that only a GPU can run."""
 
 
 class Rule(NamedTuple):
-    """A field of the ConfigContainer, which of its values are refused, what to do instead, and where that holds."""
+    """A field of the ConfigContainer, its refused values, the remedy, and the configurations that it applies to."""
 
     field: str
     refused: Callable[[Any], bool]
@@ -29,7 +29,7 @@ def _value(cfg: Any, field: str) -> Any:
 
 
 def _low_precision(value: Any) -> bool:
-    """mixed_precision is the name of a recipe, or the recipe itself."""
+    """Whether a precision is fp16 or lower. The value is the name of a recipe, or the recipe itself."""
     formats = ("fp16", "fp8", "fp4")
     if isinstance(value, str):
         return value == "16-mixed" or any(name in value for name in formats)
@@ -37,7 +37,7 @@ def _low_precision(value: Any) -> bool:
 
 
 def _without_output(modules: list[str] | None) -> bool:
-    """These parts are recomputed into the storage of their outputs, by way of Transformer Engine."""
+    """Whether modules are recomputed into the storage of their outputs, which needs Transformer Engine."""
     return bool({"layernorm", "moe_act", "mla_up_proj"} & set(modules or ()))
 
 
@@ -50,7 +50,7 @@ def _has_latent_attention(cfg: Any) -> bool:
 
 
 def _interleaves_two_stages(cfg: Any) -> bool:
-    """Two pipeline ranks are each other's predecessor and successor: batched, their messages would be mixed up."""
+    """Whether two pipeline ranks would mix up batched messages: each is the other's predecessor and successor."""
     stages = _value(cfg, "model.virtual_pipeline_model_parallel_size") or 1
     arranged = cfg.comm_overlap is not None and _value(cfg, "comm_overlap.overlap_p2p_comm") is not False
     return _value(cfg, "model.pipeline_model_parallel_size") == 2 and stages > 1 and not arranged
@@ -81,7 +81,7 @@ RULES = (
     Rule("ddp.nccl_ub", bool, OFF),
     Rule("model.tp_comm_overlap", bool, OFF),
     Rule("comm_overlap.tp_comm_overlap", bool, OFF),
-    Rule("model.overlap_moe_expert_parallel_comm", bool, OFF),  # by streams of a GPU
+    Rule("model.overlap_moe_expert_parallel_comm", bool, OFF),  # needs streams of a GPU
     Rule("comm_overlap.overlap_moe_expert_parallel_comm", bool, OFF),
     Rule(
         "model.overlap_p2p_comm",

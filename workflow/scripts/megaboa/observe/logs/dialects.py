@@ -1,7 +1,7 @@
-"""How each program prints its steps: Megatron-LM and Megatron-Bridge, Megatron-DeepSpeed, NeMo 2 and 1, torchtitan.
+"""The step lines of each program: Megatron-LM and Megatron-Bridge, Megatron-DeepSpeed, NeMo 2 and 1, torchtitan.
 
-A number is believed only where the line says that it was written to its end: by the bar behind it, by its unit, or,
-for the last one of a line, by the line feed.
+A number is accepted only if the line shows that it is complete: by the bar behind it, by its unit, or, for the last one
+of a line, by the line feed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from array import array
 
 from megaboa.observe.logs.events import Event, LineFormat, Note, Steps
 
-# Megatron-LM, Megatron-DeepSpeed and NeMo 2, which print theirs alike, and Megatron-Bridge.
+# Megatron-LM, Megatron-DeepSpeed and NeMo 2, whose lines are alike, and Megatron-Bridge.
 _NUMBER = rb"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|(?i:nan|inf))"
 _IS_NUMBER = re.compile(_NUMBER)
 START = re.compile(rb"Starting training loop|the start of training|Training starts at")
@@ -27,17 +27,17 @@ _ON_RANK = re.compile(rb"number of parameters on \([^)]*\)[^(]*\(([\d, ]+)\): *(
 _SETTING = re.compile(rb"\W*(?:\d+: *)?(seq_length) *(?:\.{2,}|:) *(\d+)\s*$")
 _STRAGGLERS = re.compile(rb"MnRtt/Rnk: *(\d+\.\d+)ms/(\d+) *\| *MxRtt/Rnk: *(\d+\.\d+)ms/(\d+) *\|")
 _SAVED = re.compile(rb"successfully saved checkpoint from iteration +(\d+)")
-# The last field of Megatron-LM's own lines: what may follow it is another rank's.
+# The last field of Megatron-LM's own lines. Text after it comes from another rank.
 _LAST = b"number of nan iterations"
-# What NeMo 2 ends its lines with. It puts no bar behind it.
+# The last fields of NeMo 2's lines, which have no bar behind them.
 _NEMO_ENDS = re.compile(
     rb" ?(?:train_step_timing in s|consumed_samples|reduced_train_loss|TFLOPS_per_GPU|tokens_per_sec_per_gpu|val_loss"
     rb"|val_ppl): " + _NUMBER + rb"\s*"
 )
-# A line that was torn may have another one with bars behind it.
+# A torn line may continue with another one that has bars.
 _FOREIGN = re.compile(rb"validation loss at|memory \((?:MB|GB)\)")
 _BYTES = {b"MB": 2**20, b"GB": 1e9}
-# The peak's printed name: our name, and the printed name of the current use.
+# Maps the printed name of a peak to our name and the printed name of the current use.
 _PEAKS = {
     "max allocated": ("allocated", "allocated"),
     "max reserved": ("reserved", "reserved"),
@@ -45,13 +45,13 @@ _PEAKS = {
     "mem-max-reserved-gigabytes": ("reserved", "mem-reserved-gigabytes"),
 }
 
-# Bridge's line of the first rank, which doesn't say which step it is about.
+# Bridge's line on the first rank, which doesn't name the step.
 SPEED = LineFormat("bridge", ("elapsed time per iteration (s)", "throughput per GPU (TFLOP/s/GPU)"), numbered=False)
 SPEED_LINES = re.compile(rb"\nStep Time : (\d+\.\d+)s GPU utilization: (\d+\.\d+)MODEL_TFLOP/s/GPU\r?(?=\n)")
 
 
 def read_iteration(line: bytes) -> Event | None:
-    """A line in which the word iteration stands."""
+    """Parse a line with the word iteration."""
     return _step(line) or _validation(line) or _memory(line) or _saved(line)
 
 
@@ -64,7 +64,7 @@ def read_speed(line: bytes) -> Event | None:
 
 @functools.lru_cache(maxsize=1000)
 def lines_of(layout: LineFormat, label: bytes) -> re.Pattern[bytes]:
-    """Finds the whole lines of a layout and a label between line feeds; its groups are the numbers."""
+    """A pattern for the complete lines of a layout and a label, between line feeds. Its groups are the numbers."""
     fields = b"".join(
         rb"[ \t]*" + re.escape(name.encode()) + rb" *: *([-+.\deEnNaAiIfF]+) *\|" for name in layout.names
     )
@@ -81,7 +81,7 @@ def read_parameters(line: bytes) -> Event | None:
 
 
 def read_setting(line: bytes) -> Event | None:
-    """What the run's configuration says, as far as a summary needs it."""
+    """The settings of a run's configuration that a summary needs."""
     found = _SETTING.match(line)
     return Note("setting", {found[1].decode(): int(found[2])}, rank_of(line)) if found else None
 
@@ -91,7 +91,7 @@ def read_start(line: bytes) -> Event | None:
 
 
 def read_stragglers(line: bytes) -> Event | None:
-    """What Megatron's straggler detector says of its last steps: the rank that calculated shortest, and longest."""
+    """A report of Megatron's straggler detector on its last steps: the times of the fastest and the slowest rank."""
     found = _STRAGGLERS.search(line)
     if not found:
         return None
@@ -103,7 +103,7 @@ def _step(line: bytes) -> Event | None:
     headers = list(HEADER.finditer(line))
     if not headers:
         return None
-    # A line that was torn has the next one behind it: only the last is whole.
+    # A torn line is followed by the next one without a line feed; only the last is complete.
     header = headers[-1]
     begin = line.rfind(b"|", 0, header.start()) + 1
     *closed, tail = line[header.end() :].split(b"|")
@@ -148,7 +148,7 @@ def _memory(line: bytes) -> Event | None:
     whole = {
         ours: printed[name] * _BYTES[found[3]]
         for name, (ours, now) in _PEAKS.items()
-        # A peak below the current use was torn.
+        # A peak below the current use is a torn number.
         if name in printed and printed[name] >= printed.get(now, 0.0)
     }
     return Note("memory", whole, found[1].decode()) if whole else None
@@ -164,7 +164,7 @@ _PLAIN_NUMBER = r"[-+]?(?:\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|(?i:nan|inf))"
 _LAST_STEP = 1e15
 _TITAN_STEP = re.compile(rb"(validate )?step: *(\d[\d,]{0,14}) +(?=[a-z_]+: )")
 _TITAN_FIELD = re.compile((r"([a-z_]+): *(" + _PLAIN_NUMBER + r")(?:GiB\([\d.]+%\)|%)?(?=\s|$)").encode())
-# The last field of a training line: where it is missing, the line was torn.
+# The last field of a training line; a line without it is torn.
 _TITAN_END = re.compile(rb"\bmfu: *(?:[\d.]+%|N/A)\s*$")
 _TITAN_SETTINGS = re.compile(rb"global batch size (\d+), .*\bsequence length (\d+),")
 _TITAN_SIZE = re.compile(rb"size: ([\d,]+) total parameters")
@@ -204,16 +204,16 @@ def read_torchtitan_settings(line: bytes) -> Event | None:
 
 
 def read_progress_bar(line: bytes) -> Event | None:
-    """NeMo 1: the bar is drawn again and again on one line; its last state counts."""
+    """NeMo 1 redraws its progress bar on one line, of which only the last state counts."""
     found = _BAR.findall(line)
     if not found:
         return None
     pairs = {name.strip().decode(errors="replace"): _plain(number) for name, number in _pairs(found[-1])}
     if "global_step" not in pairs:
         return None
-    # The fields before its own are of the bar, and `loss` is the mean over the last steps.
+    # The fields before `global_step` are the bar's own, and `loss` is a mean over the last steps.
     fields = {name: number for name, number in pairs.items() if name not in ("global_step", "loss", "v_num")}
-    # 2e+3 is a step between 1950 and 2050.
+    # Rounded numbers are unusable: 2e+3 is a step between 1950 and 2050.
     if b"e" in _STEP.findall(found[-1])[-1] or pairs["global_step"] > _LAST_STEP or not fields:
         return None
     numbers = array("d", [pairs["global_step"], 0.0, *fields.values()])
@@ -228,15 +228,15 @@ def _plain(number: bytes) -> float:
     return float(number.replace(b",", b""))
 
 
-# Which rank a line is of, where something labels the lines of several ranks: a time, then torchrun's labels,
-# A launcher's --label, and NeMo-Run's `task/0`, one or several of them.
+# The rank of a line, if lines of several ranks are labelled: a time, then one or several labels of torchrun, of a
+# launcher's --label, or of NeMo-Run (`task/0`).
 _TIME = rb"\s*(?:\[\d{4}-[^\]]*\] )?"
 _ONE = rb"(?:\[(?:rank|default)(\d+)\]:?|(\d+):(?=\s)|[^\s|\[/]+/(\d+)(?= ))"
 _LABEL = re.compile(_TIME + _ONE + rb"(?:\s*" + _ONE + rb")?")
 
 
 def label_of(line: bytes) -> tuple[bytes, str | None]:
-    """The label at a line's beginning, and the rank that it names; `1/0` where a node's name and a rank's do."""
+    """The label at the beginning of a line, and its rank; `1/0` if a node and a rank are named."""
     found = _LABEL.match(line)
     if not found:
         return b"", None

@@ -1,4 +1,4 @@
-"""What a log says, piece by piece."""
+"""The events that parsed logs consist of."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any
 
 @dataclass(frozen=True)
 class LineFormat:
-    """The fields that the step lines of a dialect have, in their order, as they are printed."""
+    """The fields of a dialect's step lines, in order and as printed."""
 
     dialect: str
     names: tuple[str, ...]
-    zero_based: bool = False  # the first step is called 0
-    numbered: bool = True  # the line says which step it is about
+    zero_based: bool = False  # the first step has number 0
+    numbered: bool = True  # the line names its step
 
     @property
     def width(self) -> int:
         return len(self.names) + 2
 
     def known(self) -> list[tuple[str, float]]:
-        """Our names, and what the numbers are to be multiplied with."""
+        """Our names of the fields, and the factors to convert the printed numbers."""
         found: dict[str, float] = {}
         for printed in self.names:
             name, scale = known(printed)
@@ -34,20 +34,20 @@ class LineFormat:
 class Steps:
     """One or more lines of one layout. Each covers a step, or all steps since the previous line.
 
-    `numbers`: for each line the step as printed, the step at which training ends (0: not said), then the fields.
+    `numbers`: for each line the step as printed, the last step of training (0 if not printed), then the fields.
     """
 
     layout: LineFormat
     numbers: array[float]
     rank: str | None = None
-    label: bytes = b""  # by which the lines say which rank they are of
+    label: bytes = b""  # the prefix with which the lines name their rank
 
     @property
     def count(self) -> int:
         return len(self.numbers) // self.layout.width
 
     def rows(self) -> Iterator[tuple[int, dict[str, float]]]:
-        """How many steps are done, and the fields by our names and in our units, where the quantity is known."""
+        """The number of steps done, and the fields; known quantities have our names and units."""
         width, names = self.layout.width, self.layout.known()
         for begin in range(0, len(self.numbers), width):
             step, _, *numbers = self.numbers[begin : begin + width]
@@ -57,7 +57,7 @@ class Steps:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Anything else: `kind` is start, validation, memory, parameters, setting, saved or torn."""
+    """Any other event: `kind` is start, validation, memory, parameters, setting, saved, stragglers or torn."""
 
     kind: str
     values: dict[str, Any] = field(default_factory=dict)
@@ -67,7 +67,7 @@ class Note:
 Event = Steps | Note
 
 
-# Printed name, in small letters: our name, and what the printed number is multiplied with.
+# Maps a printed name, in lower case, to our name and the factor to convert the number.
 KNOWN: dict[str, tuple[str, float]] = {
     "elapsed time per iteration (ms)": ("seconds", 1e-3),
     "elapsed time per iteration (s)": ("seconds", 1.0),
@@ -94,7 +94,7 @@ KNOWN: dict[str, tuple[str, float]] = {
     "tokens per gpu per second(tgs)": ("tokens_per_second_per_gpu", 1.0),
     "tokens per gpu per second (tgs)": ("tokens_per_second_per_gpu", 1.0),
     "tgs (tokens/gpu/second)": ("tokens_per_second_per_gpu", 1.0),
-    "tps": ("tokens_per_second_per_gpu", 1.0),  # torchtitan divides by the ranks that share a batch
+    "tps": ("tokens_per_second_per_gpu", 1.0),  # torchtitan divides by the number of ranks that share a batch
     "wps": ("tokens_per_second_per_gpu", 1.0),
     "mfu": ("mfu", 0.01),  # printed in percent
     "memory": ("peak_reserved", 2.0**30),  # torchtitan

@@ -1,4 +1,4 @@
-"""A log in numbers."""
+"""Summarizes logs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from megaboa.observe.logs.reader import Count
 from megaboa.observe.numbers import WARMUP_STEPS, loss_summary, spread, without_nan
 from megaboa.records import LogNumbers, parse
 
-# Fields that the summary has a place for; all others are listed under `further`.
+# Fields that have their own place in the summary; all others are listed under `further`.
 _PLACED = {
     "step", "attempt", "total", "replayed", "not_finite", "interval", "seconds", "loss", "grad_norm", "tflops_per_gpu",
     "batch", "tokens_per_second_per_gpu", "mfu", "skipped", "nan", "joules_per_gpu", "watts_per_gpu",
@@ -28,7 +28,7 @@ _OF_SPEED = (
 
 
 class LogSummary:
-    """Takes the events of a log, or of several logs of one run, and says what they come to."""
+    """Summarizes the events of a log, or of several logs of one run."""
 
     def __init__(self) -> None:
         self.count = Count()
@@ -39,7 +39,7 @@ class LogSummary:
         self._ratios, self._slowest, self._compiling = array("d"), Counter[str](), True
 
     def read(self, events: Iterable[Event], rank: str | None = None) -> None:
-        """`rank`: whose log it is, where its lines don't say."""
+        """Add a log. `rank`: the rank of lines that don't name theirs."""
         self._compiling = True
         for event in events:
             of = event.rank or rank
@@ -59,14 +59,14 @@ class LogSummary:
                 self._keep(event)
 
     def _watch(self, report: dict[str, Any]) -> None:
-        """But for the first of every attempt: it is of steps in which kernels are compiled."""
+        """Record a straggler report, except the first one of each attempt, whose steps compile kernels."""
         if not self._compiling and report["fastest_ms"]:
             self._ratios.append(report["slowest_ms"] / report["fastest_ms"])
             self._slowest[report["slowest_rank"]] += 1
         self._compiling = False
 
     def _keep(self, note: Note) -> None:
-        """Keep repeated values once: logs can be endless, memory is not."""
+        """Keep a note; repeated values only once, because logs can be endless."""
         kept = self._notes[note.kind]
         if note.kind != "validation" and note.values in [other.values for other in kept]:
             return
@@ -113,12 +113,14 @@ class LogSummary:
         return parse(LogNumbers, found, "the summary of a log")
 
     def _stragglers(self) -> dict[str, Any] | None:
-        """By how much the slowest rank's forward passes took longer than the fastest's, and how often which it was."""
+        """How much longer the slowest rank's forward passes took than the fastest's, and how often each rank was
+        slowest."""
         ratios = spread(np.array(self._ratios))
         return ratios and {"slowest_over_fastest": ratios, "slowest": dict(self._slowest.most_common())}
 
     def _speeds(self) -> tuple[pd.DataFrame, str]:
-        """Lines without a number, where there are no others: the first of every attempt are left out."""
+        """The times of lines that don't name their step, used if there are no others; without the first ones of every
+        attempt."""
         frame = self.curve.speeds()
         if frame.empty:
             return frame, "none"
@@ -127,7 +129,7 @@ class LogSummary:
 
 
 def with_intervals(frame: pd.DataFrame) -> pd.DataFrame:
-    """Adds `interval`: over how many steps the line's numbers were averaged. The first line of an attempt can't say."""
+    """Add `interval`, the number of steps that a line covers. It is unknown for the first line of an attempt."""
     if frame.empty:
         return frame
     ordered = frame if (frame["attempt"] == 1).all() else frame.sort_values(["attempt", "step"], kind="stable")
@@ -139,7 +141,7 @@ def with_intervals(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _timed(final: pd.DataFrame) -> tuple[pd.DataFrame, str]:
-    """The lines that count for the speed: of every attempt all but those that are about its first few steps too."""
+    """The lines that count for the speed: those that cover none of the first few steps of an attempt."""
     before = final["step"] - final["interval"]
     begin = before.groupby(final["attempt"]).transform("min")
     usable = (before - begin >= WARMUP_STEPS) & (final["seconds"] > 0)
@@ -169,7 +171,7 @@ def _window(timed: pd.DataFrame, source: str) -> dict[str, Any]:
 
 
 def _throughput(timed: pd.DataFrame, seq_length: int | None) -> dict[str, Any]:
-    """From the batch and the step time; tokens too where the sequence length is known."""
+    """Throughput from batch and step time; in tokens if the sequence length is known."""
     per_gpu = _spread_of(timed, "tokens_per_second_per_gpu")
     samples = timed["batch"] / timed["seconds"] if {"batch", "seconds"} <= set(timed) else pd.Series(dtype=float)
     lengths = timed.get("seq_length", seq_length)
@@ -191,7 +193,7 @@ def _mfu(timed: pd.DataFrame, tflops: dict[str, Any] | None, peak: float | None)
 def _loss(final: pd.DataFrame) -> dict[str, Any] | None:
     if "loss" not in final:
         return None
-    # A line about skipped steps only has no loss.
+    # a line that covers only skipped steps has no loss
     known = final["not_finite"].notna()
     return loss_summary(final.loc[known, "step"].tolist(), final.loc[known, "loss"].tolist())
 
@@ -211,7 +213,7 @@ def _energy(timed: pd.DataFrame) -> dict[str, Any] | None:
 
 
 def _memory(peaks: dict[str, dict[str, float]], final: pd.DataFrame) -> dict[str, Any] | None:
-    """The most of any rank, in bytes, and of each."""
+    """The peak over all ranks, and that of each rank, in bytes."""
     if not peaks:
         on_steps = final["peak_reserved"].max() if "peak_reserved" in final else np.nan
         return None if np.isnan(on_steps) else {"peak_bytes": {"reserved": float(on_steps)}, "by_rank": {}}
@@ -221,7 +223,7 @@ def _memory(peaks: dict[str, dict[str, float]], final: pd.DataFrame) -> dict[str
 
 
 def _validation(notes: list[Note]) -> list[dict[str, Any]]:
-    """Of one that was repeated, the last."""
+    """Validation losses; of a repeated evaluation the last."""
     found = {(note.values["step"], note.values["at"]): note.values for note in notes}
     return list(found.values())
 
@@ -237,22 +239,22 @@ def _further(final: pd.DataFrame) -> dict[str, dict[str, Any]]:
 
 
 class Curve:
-    """The steps of a log in one table: attempts told apart, what was repeated marked, other ranks' copies left out.
+    """A table of a log's steps. It separates attempts, marks repeated steps and drops copies from other ranks.
 
-    Takes steps as they come; costs eight bytes for every number that was printed.
+    It accepts steps as they come, and takes eight bytes for every printed number.
     """
 
     def __init__(self) -> None:
         self.attempt = 1
-        self.copies = 0  # lines about a step of which another rank, or the same one again, has told already
+        self.copies = 0  # number of dropped lines: another rank, or the same one, has already printed the step
         self._tables: dict[tuple[LineFormat, int], array[float]] = {}
         self._recent = (-1, -1)  # the last two steps
         self._starts: Counter[str | None] = Counter()
-        self._pending = False  # a start was announced after steps: the next one is of a new attempt
-        self._mains: dict[bool, str | None] = {}  # the rank that is listened to, for lines with and without a number
+        self._pending = False  # a start was announced after steps, so the next step belongs to a new attempt
+        self._mains: dict[bool, str | None] = {}  # the rank whose lines are kept, with and without a step number
 
     def start(self, rank: str | None) -> None:
-        """Training begins. Every rank may say so, and some later than others do their first step."""
+        """Handle a start of training. Every rank may announce it, some later than others complete their first step."""
         self._starts[rank] += 1
         if self._starts[rank] >= self.attempt and any(attempt == self.attempt for _, attempt in self._tables):
             self._pending = True
@@ -305,7 +307,7 @@ class Curve:
             return frame
         if not frame["step"].is_monotonic_increasing:
             frame = frame.sort_values(["step", "attempt"], kind="stable", ignore_index=True)
-        # A step that a later attempt went behind is undone, whether that printed the same step or others around it.
+        # A later attempt undoes all steps from its first one on, whether or not it prints the same steps.
         undone = pd.Series(False, index=frame.index)
         firsts = frame.groupby("attempt")["step"].min()
         for attempt, first in firsts.iloc[1:].items():
@@ -314,7 +316,7 @@ class Curve:
         return frame
 
     def speeds(self) -> pd.DataFrame:
-        """Lines about a step that do not say which, in their order."""
+        """Lines about a step that they don't name, in order."""
         return self._frame(numbered=False)
 
     def _frame(self, numbered: bool) -> pd.DataFrame:

@@ -1,4 +1,4 @@
-"""A log's events, in order. Most lines are looked at no closer than for a few words."""
+"""Reads a log's events in order. Most lines are only searched for a few words."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pyarrow as pa
 from megaboa.observe.logs import dialects
 from megaboa.observe.logs.events import Event, LineFormat, Note, Steps
 
-# Words that a line must have to say anything, and what reads such lines; the first that understands one is taken.
+# Words that lines with information contain, and their parsers; the first that understands a line wins.
 STEP, SPEED, START = b"iteration", b"Step Time", b"raining "
 Readers = Sequence[tuple[bytes, tuple[Callable[[bytes], Event | None], ...]]]
 RARE: Readers = (
@@ -25,7 +25,7 @@ RARE: Readers = (
 )
 READERS = ((STEP, (dialects.read_iteration,)), (SPEED, (dialects.read_speed,)), *RARE)
 BLOCK_BYTES = 1 << 20
-# A longer line is not a log line: drop the rest of it.
+# A longer line is no log line, and is dropped.
 LONGEST_LINE = 1 << 20
 _COLOURS = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\n]*\x07|[()][A-Z0-9]|[c=>])")
 
@@ -45,14 +45,14 @@ class Count:
 
 
 def read_events(stream: IO[bytes], count: Count | None = None) -> Iterator[Event]:
-    """What the whole lines of a log say; `count` is kept up to date."""
+    """Parse the complete lines of a log; `count` is updated along the way."""
     return LogReader(stream, count or Count()).events()
 
 
 class LogReader:
     def __init__(self, stream: IO[bytes], count: Count) -> None:
         self._lines, self._count = Lines(stream), count
-        self._usual: Steps | None = None  # the step line before: most are like it
+        self._usual: Steps | None = None  # the previous step line, which most step lines resemble
 
     def events(self) -> Iterator[Event]:
         before = self._count.bytes
@@ -71,9 +71,9 @@ class LogReader:
             self._count.torn += 1
 
     def _read(self, block: bytes) -> Iterator[Event]:
-        """Most lines are noise, and most others are steps: both are dealt with many at a time.
+        """Parse a block. Most lines are noise, and most others are steps; both are handled in bulk.
 
-        Where a start stands among them, all must come in their order.
+        If training starts within the block, its lines are parsed one by one, to keep their order.
         """
         if START in block:
             yield from self._read_lines(block, READERS)
@@ -116,9 +116,9 @@ def _event(line: bytes, readers: Readers) -> Event | None:
 
 
 def _with(word: bytes, block: bytes) -> tuple[bytes, bytes]:
-    """The lines that have a word, and all others."""
+    """Split a block into the lines that contain a word, and all others."""
     sample = block[: len(block) // 16]
-    if sample.count(word) > 2 * sample.count(b"\n"):  # four times in a step line: most are, and the rest isn't worth it
+    if sample.count(word) > 2 * sample.count(b"\n"):  # it occurs four times in a step line: mostly step lines
         return block, b""
     found, others_, position = [], [], 0
     while (hit := block.find(word, position)) >= 0:
@@ -135,7 +135,7 @@ def _with(word: bytes, block: bytes) -> tuple[bytes, bytes]:
 def _take(
     block: bytes, lines: re.Pattern[bytes], layout: LineFormat, like: Steps | None = None
 ) -> tuple[Steps | None, bytes]:
-    """The lines of a layout in a block, and the rest of the block."""
+    """Extract the lines of a layout from a block; returns them and the rest of the block."""
     parts = lines.split(b"\n" + block + b"\n")
     if len(parts) == 1:
         return None, block
@@ -144,7 +144,7 @@ def _take(
     numbers = array("d")
     try:
         numbers.frombytes(pa.array(parts, pa.string()).cast(pa.float64()).to_numpy().tobytes())
-    except ValueError:  # something that looks like a number: line by line, with more care
+    except ValueError:  # a malformed number: leave the lines to the careful parsers
         return None, block
     if not layout.numbered:
         numbers = _with_no_step(numbers, lines.groups)
@@ -159,21 +159,21 @@ def _with_no_step(numbers: array[float], width: int) -> array[float]:
 
 
 class Lines:
-    """The whole lines of a stream. What comes after the last line feed was torn, or is still being written."""
+    """The complete lines of a stream. Text after the last line feed was torn, or is still being written."""
 
     def __init__(self, stream: IO[bytes], block_bytes: int = BLOCK_BYTES) -> None:
         self._stream, self._block_bytes = stream, block_bytes
         self.bytes = 0
-        self.torn = False  # it does not end with a line feed
+        self.torn = False  # the stream doesn't end with a line feed
 
     def blocks(self) -> Iterator[bytes]:
-        """One or more lines each, without colours; the last line feed is left out."""
+        """Blocks of one or more lines, without colours and without the last line feed."""
         rest, overlong = b"", False
         while read := self._stream.read(self._block_bytes):
             self.bytes += len(read)
             head, feed, tail = read.rpartition(b"\n")
             if feed:
-                # Of an overlong line nothing is believed: it is an empty one.
+                # an overlong line is replaced by an empty one
                 yield without_colours(b"".join(head.partition(b"\n")[1:]) if overlong else rest + head)
                 rest, overlong = tail, False
             elif not overlong:
@@ -184,5 +184,5 @@ class Lines:
 
 
 def without_colours(text: bytes) -> bytes:
-    """Without the escape sequences by which terminals are told colours."""
+    """Remove the escape sequences of terminals."""
     return _COLOURS.sub(b"", text) if b"\x1b" in text else text

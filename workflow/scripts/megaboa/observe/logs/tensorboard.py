@@ -1,4 +1,4 @@
-"""TensorBoard's event files: another source of the same steps."""
+"""Reads TensorBoard's event files, another source of steps."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 
 from megaboa.observe.logs.events import Event, LineFormat, Note, Steps
 
-# Tags whose x axis is not the step.
+# tags whose x axis isn't the step
 _BY_OTHERS = (" vs samples", " vs tokens")
 _VALIDATION = " validation"
 
 
 def event_files(path: Path) -> list[Path]:
-    """The event files in a folder and below it, oldest first: their names have the time."""
+    """The event files below a folder, oldest first, by the time in their names."""
     return sorted(path.rglob("events.out.tfevents.*"), key=lambda file: file.name)
 
 
@@ -25,7 +25,7 @@ def is_event_file(path: Path) -> bool:
 
 
 def read_event_file(path: Path) -> Iterator[Event]:
-    """One file is one attempt. It may end anywhere; what was written before is right: every record has a checksum."""
+    """Read a file as one attempt. It may be torn anywhere; earlier records are intact, as each has a checksum."""
     steps: dict[int, dict[str, float]] = defaultdict(dict)
     for step, tag, number in _scalars(path):
         if tag.endswith(_VALIDATION):
@@ -36,14 +36,14 @@ def read_event_file(path: Path) -> Iterator[Event]:
     yield Note("start")
     for step in sorted(steps):
         tags = tuple(sorted(steps[step]))
-        layout = LineFormat("tensorboard", tags, zero_based="reduced_train_loss" in tags)  # as NeMo counts
+        layout = LineFormat("tensorboard", tags, zero_based="reduced_train_loss" in tags)  # NeMo counts from 0
         yield Steps(layout, array("d", [step, 0.0, *(steps[step][tag] for tag in tags)]))
 
 
 def _scalars(path: Path) -> Iterator[tuple[int, str, float]]:
     from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 
-    with contextlib.suppress(Exception):  # a file that is none, or was torn: the library has many words for it
+    with contextlib.suppress(Exception):  # not an event file, or a torn one: the library raises various exceptions
         for event in LegacyEventFileLoader(str(path)).Load():
             for value in event.summary.value:
                 if value.HasField("simple_value"):

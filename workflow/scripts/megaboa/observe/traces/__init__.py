@@ -1,1 +1,1 @@
-"""From captures of a profiler (Nsight Systems, PyTorch) to what a step's time went into. Captures are only read."""
+"""Analyses captures of a profiler (Nsight Systems, PyTorch): where a step's time goes. Captures are only read."""

@@ -1,4 +1,4 @@
-"""Several ranks compared: one clock for their captures, and who is slow among those that do the same."""
+"""Compares ranks: puts their captures on one clock, and finds the slow ones among ranks with the same work."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from megaboa.observe.traces.collectives import operations
 from megaboa.records import Clock, PartSpeeds
 
 LEAST_MATCHES = 3
-# Differences below this are noise.
+# smaller differences are noise
 NOTICEABLE = 0.02
-# The same rank is the slowest in this share of the steps: it is slow, not unlucky.
+# a rank is persistently slow if it is the slowest in this share of the steps
 PERSISTENT = 0.7
 
 
 def rebased(captures: list[Capture]) -> list[Capture]:
-    """Move every capture by what it says of its own beginning, so that 0 is the time of day of the first event of all.
+    """Shift all captures to one time axis, with 0 at the first event of any, by the time of day in each capture.
 
-    Captures that don't say it stay as they are.
+    If any capture lacks it, all stay as they are.
     """
     if any(capture.epoch is None for capture in captures):
         return captures
@@ -36,7 +36,7 @@ def _first(capture: Capture) -> int:
 
 
 def aligned(captures: list[Capture]) -> tuple[list[Capture], list[Clock], list[Finding]]:
-    """Captures on one clock. Those of other hosts than the first's are moved by the ends of shared collectives."""
+    """Captures on one clock. Those of other hosts than the first's are shifted by the ends of shared collectives."""
     findings = []
     silent = [capture.label for capture in captures if capture.epoch is None]
     if silent and len(captures) > 1:
@@ -69,7 +69,10 @@ def aligned(captures: list[Capture]) -> tuple[list[Capture], list[Clock], list[F
 
 
 def end_offsets(one: Capture, other: Capture) -> np.ndarray:
-    """Differences of the ends of collectives that both have, by operation, size and order; all ranks leave together."""
+    """Differences between the ends of shared collectives, matched by operation, size and order.
+
+    All ranks leave a collective at the same time.
+    """
     ends = [_ends(capture) for capture in (one, other)]
     shared = [key for key in ends[0] if key in ends[1] and len(ends[0][key]) == len(ends[1][key])]
     return np.concatenate([ends[1][key] - ends[0][key] for key in shared]) if shared else np.empty(0)
@@ -80,12 +83,12 @@ def _ends(capture: Capture) -> dict[tuple[str, int], np.ndarray]:
     found: dict[tuple[str, int], list[int]] = {}
     for key in zip(operations(capture, table).tolist(), table.sizes.tolist(), table.end.tolist(), strict=True):
         found.setdefault(key[:2], []).append(key[2])
-    point_to_point = "SendRecv"  # of these one side may leave long before the other
+    point_to_point = "SendRecv"  # in point-to-point operations one side may leave long before the other
     return {key: np.array(times) for key, times in found.items() if key[0] != point_to_point}
 
 
 class Layout(Protocol):
-    """What is asked about the division of a run among its ranks: `megaboa.layout.Layout` answers."""
+    """The parts of a run's layout that are needed here; `megaboa.layout.Layout` implements it."""
 
     pp: int
 
@@ -105,9 +108,9 @@ class Layout(Protocol):
 def stragglers(
     parts: dict[str, list[int]], work: dict[int, dict[int, float]], hosts: dict[int, str]
 ) -> list[PartSpeeds]:
-    """For every part that several captured ranks hold: who is slow, and whether always.
+    """Slow ranks within every part that several captured ranks share, and whether they are always slow.
 
-    `work` is each rank's milliseconds by step, without communication: in that a fast rank waits for a slow one.
+    `work` is each rank's milliseconds by step, without communication, in which fast ranks wait for slow ones.
     """
     return [_part(part, ranks, work, hosts) for part, ranks in parts.items() if len(ranks) > 1]
 

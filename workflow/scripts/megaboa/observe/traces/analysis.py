@@ -1,4 +1,4 @@
-"""From captures to one document: where each step of each rank went, who was slow, and what can't be said."""
+"""Analyses captures: where the time of each rank's steps goes, which ranks are slow, and what can't be determined."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from megaboa.records import (
     Waiting,
 )
 
-UNLIKE = 0.02  # by how much kernels per step may differ between ranks of one part
+UNLIKE = 0.02  # allowed relative difference in kernels per step between ranks of one part
 WHAT_IS_MISSING = {
     "CUPTI_ACTIVITY_KIND_KERNEL": ("no_cuda", "no rows of CUDA kernels: nothing is said of the device"),
     "CUPTI_ACTIVITY_KIND_RUNTIME": ("no_calls", "no calls of CUDA: launch gaps and phases of kernels are unknown"),
@@ -53,25 +53,25 @@ WHAT_IS_MISSING = {
     "gpu_memcpy": ("no_copies", "no memory copies"),
     "user_annotation": ("no_nvtx", "no annotations: phases are unknown"),
 }
-MATERIAL = 0.05  # of a step
+MATERIAL = 0.05  # share of a step
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What the profile was asked for, as far as it is known."""
+    """The known settings of the profile."""
 
     ranks: list[int] = field(default_factory=list)
-    steps: list[int] = field(default_factory=list)  # first, and the one before which capture ended
+    steps: list[int] = field(default_factory=list)  # the first step, and the one before which the capture ended
     train_iters: int | None = None
-    step_log: Path | None = None  # of the profile's own short run
+    step_log: Path | None = None  # the step log of the profile's own short run
     layout: Layout | None = None
-    microbatches: int | None = None  # of a step, on every rank
-    kept: str = ""  # captures of a tool whose own viewer reads them: what to say of them
+    microbatches: int | None = None  # per step, on every rank
+    kept: str = ""  # message about captures that only another tool's viewer can read
 
 
 @dataclass(frozen=True)
 class Analysed:
-    """One rank: its unions, its steps, and nanoseconds of everything by step."""
+    """One rank's unions, its steps, and the nanoseconds of each kind by step."""
 
     timeline: Timeline
     steps: Steps
@@ -83,7 +83,7 @@ class Analysed:
 
 
 def analyse(paths: list[Path], expected: Expected | None = None) -> Analysis:
-    """What there is to say of the captures among these files and folders. Never raises for what is in them."""
+    """Analyse the captures among these files and folders. Bad contents become findings, not exceptions."""
     expected = expected or Expected()
     captures, findings = read.read_all(paths) if not expected.kept else ([], [])
     findings += [Finding("kept", "note", "profile", expected.kept)] if expected.kept else []
@@ -122,7 +122,7 @@ def analyse(paths: list[Path], expected: Expected | None = None) -> Analysis:
 
 
 def about_expected(captures: list[Capture], expected: Expected) -> list[Finding]:
-    """Ranks that are missing, and steps that the run doesn't have."""
+    """Findings about missing ranks, and steps that the run doesn't have."""
     found = {capture.rank for capture in captures}
     findings = [
         Finding("missing_rank", "warning", f"rank {rank}", "it was to be captured, and there is no capture of it")
@@ -141,7 +141,7 @@ def about_expected(captures: list[Capture], expected: Expected) -> list[Finding]
 
 
 def about_capture(capture: Capture) -> list[Finding]:
-    """What the capture doesn't have, by its own tables."""
+    """Findings about tables or kinds of events that the capture lacks."""
     said = [WHAT_IS_MISSING[name] for name in capture.missing if name in WHAT_IS_MISSING]
     if capture.device == "cpu":
         text = "it ran without a GPU: operators and gloo's collectives stand in for kernels, a thread for a stream"
@@ -175,7 +175,7 @@ def about_contents(one: Analysed) -> list[Finding]:
 
 
 def about_likeness(analysed: list[Analysed], layout: Layout | None) -> list[Finding]:
-    """Ranks of one part must do the same: else comparing them says nothing."""
+    """Findings about ranks of one part that don't do the same work, which makes comparing them meaningless."""
     findings = []
     for part in dict.fromkeys(part_of(one.capture.rank, layout) for one in analysed):
         same = [one for one in analysed if part_of(one.capture.rank, layout) == part]
@@ -205,7 +205,7 @@ def budget_rows(one: Analysed) -> list[StepBudget]:
 
 
 def rank_row(one: Analysed, expected: Expected) -> RankSteps:
-    """Median, smallest and largest step of a rank, and shares with the window that they are of."""
+    """Median, minimum and maximum of a rank's steps, and shares, with the window that they refer to."""
     wall = one.budget["wall"]
     known = {name: values for name, values in one.budget.items() if values is not None}
     bound = cpu_bound(one.budget)
@@ -229,7 +229,7 @@ def rank_row(one: Analysed, expected: Expected) -> RankSteps:
 
 
 def details(one: Analysed) -> RankDetails:
-    """The tables of one rank; milliseconds are means per step of its window."""
+    """The tables of one rank. Milliseconds are means per step of its window."""
     found = phases(one.capture, one.steps)
     return RankDetails(
         classes=tuple(class_rows(one.timeline, one.steps)),
@@ -252,10 +252,10 @@ def part_of(rank: int, layout: Layout | None) -> str:
 
 
 def pipeline(analysed: list[Analysed], expected: Expected) -> PipelineIdle | None:
-    """Time that stages stood still, as a share of their steps, compared with what filling and draining must cost.
+    """Idle time of pipeline stages as a share of their steps, compared with the ideal bubble of filling and draining.
 
-    Standing still is neither computing nor copying, nor communication other than with the neighbouring stages; gaps of
-    launching are in it (`starved` says how much), so that it is an upper bound.
+    A stage is idle if it neither computes nor copies, and communicates at most with its neighbours. Launch gaps are
+    included (`starved` says how much), so this is an upper bound.
     """
     layout = expected.layout
     if not layout or layout.pp == 1 or not analysed:
@@ -304,7 +304,7 @@ def _stragglers(analysed: list[Analysed], expected: Expected) -> list[PartSpeeds
 
 
 def own_work(found: Budget) -> np.ndarray:
-    """What a rank does by itself: it computes, and copies meanwhile."""
+    """A rank's own work: computation, and copies that don't overlap with it."""
     copied = found["copies_exposed"]
     return found["compute"] + (0 if copied is None else copied)
 
@@ -330,9 +330,10 @@ def _spread(values: np.ndarray) -> MedianAndEnds:
 
 
 def perturbation(log: Path, steps: list[int]) -> Perturbation | None:
-    """Median time of the captured steps, and of those after them; the first of these still pays for the capture's end.
+    """Median time of the captured steps and of later ones, to estimate the profiler's overhead.
 
-    By the clock of the rank that writes the log, whose steps wait for every rank's. None: nothing to compare.
+    The first step after the capture is left out, because it still pays for the capture's end. The times are those of
+    the rank that writes the log, whose steps wait for all ranks. None if there is nothing to compare.
     """
     seconds = {event["step"]: event["seconds"] for event in read_jsonl(log) if event["event"] == "step"}
     first, end = steps

@@ -1,4 +1,4 @@
-"""What a step's time on the device went into, by the union of intervals over all streams."""
+"""The breakdown of a step's time on the device, by unions of intervals over all streams."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from megaboa.observe.traces import intervals, kernel_classes
 from megaboa.observe.traces.captures import UNKNOWN, Capture, Events, launch_times
 from megaboa.observe.traces.step_windows import Steps
 
-# A step counts as bound by the host if the device waited for it this share of the step, and mostly for it.
+# A step is bound by the host if the device starves for this share of it, and for most of the time without computation.
 CPU_BOUND_SHARE = 0.1
 COLUMNS = (
     "wall",
@@ -31,7 +31,7 @@ Budget = dict[str, np.ndarray | None]
 
 @dataclass(frozen=True)
 class Timeline:
-    """The unions of one capture, from which everything else is cut."""
+    """The unions of one capture, from which everything else is derived."""
 
     capture: Capture
 
@@ -61,7 +61,7 @@ class Timeline:
 
     @cached_property
     def exposed(self) -> np.ndarray:
-        """Communication while nothing else ran on the device: at most this could be won by hiding it."""
+        """Communication while nothing else ran on the device. Hiding it could save at most this time."""
         return intervals.subtract(self.communication, intervals.union(np.concatenate([self.compute, self.copies])))
 
     @cached_property
@@ -78,9 +78,9 @@ class Timeline:
 
 
 def _starved(kernels: Events, launched: np.ndarray, compute: np.ndarray) -> np.ndarray:
-    """The time between computations in which the host had not yet begun to issue the next one: a lower bound.
+    """Time between computations in which the host hadn't begun to issue the next one; a lower bound.
 
-    `kernels` and `launched` are those that compute, `compute` is their union.
+    `kernels` and `launched` are those of computations, `compute` is their union.
     """
     if len(compute) < 2:
         return intervals.NONE
@@ -91,9 +91,10 @@ def _starved(kernels: Events, launched: np.ndarray, compute: np.ndarray) -> np.n
 
 
 def budget(timeline: Timeline, steps: Steps) -> Budget:
-    """Nanoseconds of each kind in each step; None for what the capture lacks, which is not zero.
+    """Nanoseconds of each kind in each step; None, not zero, for kinds that the capture lacks.
 
-    `compute + exposed + copies_exposed + idle = wall`: a computation hides what is under it, a copy communication.
+    `compute + exposed + copies_exposed + idle = wall`: overlapping time counts as computation first, then as copies,
+    then as communication.
     """
     windows = steps.windows
     wall = windows[:, 1] - windows[:, 0]
@@ -116,7 +117,7 @@ def budget(timeline: Timeline, steps: Steps) -> Budget:
 
 
 def cpu_bound(found: Budget) -> np.ndarray | None:
-    """Steps in which the device mostly waited for the host to launch."""
+    """A mask of the steps in which the device mostly waited for the host to launch; None if unknown."""
     if found["starved"] is None:
         return None
     absent = found["wall"] - found["compute"]

@@ -1,6 +1,6 @@
-"""The one form in which all captures are analysed: what began and ended on a device or a host thread, as columns.
+"""The common form of all captures: events on a device or a host thread, as columns.
 
-What is wrong with a capture, or missing in it, is a finding with a name, so that nothing is silently read as zero.
+Errors and gaps in a capture become named findings, so that missing data is never silently read as zero.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from megaboa.observe.traces import intervals
 
 UNKNOWN = -1
 KINDS = ("kernels", "copies", "ranges", "operators", "calls")
-# error: nothing can be said; warning: something can't be said, or must be read with care; note: good to know.
+# error: no result; warning: a partial result, or one to be read with care; note: for information
 LEVELS = ("error", "warning", "note")
 
 
 @dataclass(frozen=True)
 class Events:
-    """Rows of one kind, sorted by their begin; times in nanoseconds of the capture's own clock."""
+    """Events of one kind, sorted by their start. Times are nanoseconds of the capture's own clock."""
 
     start: np.ndarray  # int64
     end: np.ndarray  # int64
     name: np.ndarray  # int32: index into the capture's names
-    place: np.ndarray  # int32: stream of what ran on a device, thread of what ran on the host
-    correlation: np.ndarray  # int32: a call and what it launched share it; -1: unknown
-    size: np.ndarray | None = None  # int64: bytes that were moved; -1: unknown. None: all are
-    group: np.ndarray | None = None  # int32: ranks that take part, likewise
+    place: np.ndarray  # int32: stream of device events, thread of host events
+    correlation: np.ndarray  # int32: shared by a call and the events that it launched; -1: unknown
+    size: np.ndarray | None = None  # int64: bytes moved; -1: unknown. None: all are unknown
+    group: np.ndarray | None = None  # int32: number of participating ranks; -1 and None as for size
 
     def __len__(self) -> int:
         return len(self.start)
 
     def rows(self) -> np.ndarray:
-        """The columns as one integer array; what isn't known of sizes and groups is -1."""
+        """The columns as one integer array; unknown sizes and groups are -1."""
         columns = [np.full(len(self), UNKNOWN) if column is None else column for column in self._columns()]
         return np.column_stack(columns).astype(np.int64)
 
@@ -71,7 +71,7 @@ class Events:
 
 
 def events(rows: np.ndarray, sized: bool = False) -> Events:
-    """From integer columns: start, end, name, place, correlation and, where `sized`, size and group."""
+    """Events from integer columns: start, end, name, place, correlation and, if `sized`, size and group."""
     rows = rows.reshape(-1, 7 if sized else 5)
     start, end = rows[:, 0].copy(), rows[:, 1].copy()
     name, place, correlation = (rows[:, column].astype(np.int32) for column in (2, 3, 4))
@@ -85,28 +85,28 @@ EMPTY_SIZED = events(np.empty((0, 7), dtype=np.int64), sized=True)
 
 @dataclass(frozen=True)
 class Capture:
-    """What one profiler saw of one rank."""
+    """One profiler's record of one rank."""
 
     path: Path
     kind: str  # nsys | pytorch
     version: str
     rank: int | None = None
-    owner: str | None = None  # of several in one file, this one's device
+    owner: str | None = None  # the device, if a file has several captures
     world_size: int | None = None
     host: str | None = None
     device: str = "gpu"  # cpu: operators stand in for kernels
     device_name: str | None = None
-    epoch: int | None = None  # time of day, in nanoseconds, at 0 of the capture's clock
-    session: str | None = None  # what the captures of one run share
+    epoch: int | None = None  # time of day at 0 of the capture's clock, in nanoseconds
+    session: str | None = None  # shared by the captures of one run
     names: tuple[str, ...] = ()
     kernels: Events = EMPTY_SIZED
     copies: Events = EMPTY_SIZED
     ranges: Events = EMPTY  # NVTX ranges, annotations
-    operators: Events = EMPTY  # PyTorch's, on the host
-    calls: Events = EMPTY  # of the CUDA API
+    operators: Events = EMPTY  # PyTorch's operators, on the host
+    calls: Events = EMPTY  # calls of the CUDA API
     network: tuple[dict, ...] = ()
     gpu_metrics: tuple[dict, ...] = ()
-    missing: tuple[str, ...] = ()  # tables or kinds of events that the capture doesn't have
+    missing: tuple[str, ...] = ()  # tables or kinds of events that the capture lacks
     findings: tuple[Finding, ...] = field(default=())
 
     @property
@@ -122,7 +122,7 @@ class Capture:
 
 
 class Names:
-    """Every name once; rows hold its number."""
+    """Interns names: events refer to them by number."""
 
     def __init__(self, known: Iterable[str] = ()) -> None:
         self._number: dict[str, int] = {}
@@ -148,16 +148,16 @@ class Finding:
 
 
 def worst_first(findings: list[Finding]) -> list[Finding]:
-    """Each once."""
+    """The findings without duplicates, the worst first."""
     return sorted(dict.fromkeys(findings), key=lambda finding: LEVELS.index(finding.level))
 
 
 def launch_rows(kernels: Events, calls: Events) -> np.ndarray:
-    """For every kernel the row of the call that launched it, or -1. Kernels of a CUDA graph share one."""
+    """The index of the call that launched each kernel, or -1. Kernels of a CUDA graph share one call."""
     if not len(calls) or not len(kernels):
         return np.full(len(kernels), UNKNOWN, dtype=np.int64)
     correlations = calls.correlation
-    order = None  # mostly calls are numbered as they came
+    order = None  # calls are mostly numbered in order, so that no sorting is needed
     if (correlations[1:] < correlations[:-1]).any():
         order = np.argsort(correlations, kind="stable")
         correlations = correlations[order]
@@ -167,7 +167,7 @@ def launch_rows(kernels: Events, calls: Events) -> np.ndarray:
 
 
 def launch_times(kernels: Events, calls: Events) -> np.ndarray:
-    """When the host began to issue each kernel; -1 where the capture doesn't say."""
+    """The time at which the host began to issue each kernel; -1 if unknown."""
     rows = launch_rows(kernels, calls)
     if not len(calls):
         return rows

@@ -1,4 +1,4 @@
-"""Collectives: what each operation took and moved, and how long a rank waited in them for others."""
+"""Collectives: the time and size of each operation, and how long a rank waits in them for others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MOST_POINTS = 1000
 
 
 def collective_events(timeline: Timeline, steps: Steps) -> tuple[Events, np.ndarray]:
-    """The collectives that begin in the analysed steps, and the operation of each."""
+    """The collectives that begin in the analysed steps, and their operations."""
     capture = timeline.capture
     inside = intervals.holds(intervals.union(steps.windows), capture.kernels.start)
     table = capture.kernels.take(timeline.is_communication & inside)
@@ -28,7 +28,7 @@ def operations(capture: Capture, table: Events) -> np.ndarray:
 
 
 def by_operation(timeline: Timeline, steps: Steps) -> list[CollectiveTime]:
-    """One row per operation; milliseconds are per step. `GBps` is of those whose size is known."""
+    """One row per operation, in milliseconds per step. `GBps` covers only collectives of known size."""
     table, operation = collective_events(timeline, steps)
     rows = []
     for name in sorted(set(operation.tolist())):
@@ -51,7 +51,7 @@ def by_operation(timeline: Timeline, steps: Steps) -> list[CollectiveTime]:
 
 
 def points(timeline: Timeline, steps: Steps) -> list[Message]:
-    """Size and bandwidth of single collectives; of very many every so many-th."""
+    """Size and bandwidth of single collectives, thinned out if there are very many."""
     table, operation = collective_events(timeline, steps)
     rows = np.flatnonzero((table.sizes > 0) & (table.durations > 0))
     rows = rows[:: max(1, -(-len(rows) // MOST_POINTS))].tolist()
@@ -68,7 +68,7 @@ def points(timeline: Timeline, steps: Steps) -> list[Message]:
 
 
 def _bus(operation: str, size: int, duration: int, ranks: int) -> float | None:
-    """Bandwidth of the links that NCCL's own tests would state, which does not depend on the number of ranks."""
+    """Bus bandwidth as defined by NCCL's tests, which doesn't depend on the number of ranks."""
     if ranks < 2:
         return None
     share = (ranks - 1) / ranks
@@ -79,7 +79,7 @@ def _bus(operation: str, size: int, duration: int, ranks: int) -> float | None:
 def matched(timelines: list[Timeline], windows: list[Steps]) -> list[tuple[np.ndarray, np.ndarray]]:
     """Begin and end (instances x captures) of the collectives that all captures have, matched by operation and order.
 
-    Only operations of which each capture has as many: else the first of one is not the first of another.
+    Operations that occur unequally often are left out, because their order doesn't match.
     """
     streams = [_by_key(timeline, steps) for timeline, steps in zip(timelines, windows, strict=True)]
     pairs = []
@@ -98,9 +98,10 @@ def _by_key(timeline: Timeline, steps: Steps) -> dict[tuple[str, int], Events]:
 
 
 def one_group(captures: list[Capture], dimensions: int | None) -> bool:
-    """Whether every collective of these ranks is one of all of them, so that the n-th of one is the n-th of another.
+    """Whether all captured ranks take part in each of their collectives, so that the n-th of one is the n-th of
+    another.
 
-    `dimensions`: along how many (tp, cp, dp, ...) the run is divided; of two ranks it can only be one.
+    `dimensions`: the number of parallel dimensions (tp, cp, dp, ...) of the layout. Two ranks can only have one.
     """
     count = len(captures)
     everybody = count > 1 and {capture.world_size for capture in captures} == {count}
@@ -108,10 +109,10 @@ def one_group(captures: list[Capture], dimensions: int | None) -> bool:
 
 
 def waiting(timelines: list[Timeline], windows: list[Steps]) -> Waiting | None:
-    """How much of what ranks spent in shared collectives was transfer, and how much waiting for the last to arrive.
+    """Split the time of ranks in shared collectives into transfer, and waiting for the last rank to arrive.
 
-    The shortest stay of all is the transfer (it may still hold some waiting); what others stayed longer they waited.
-    Instances that do not overlap on all ranks are counted as not matched.
+    The shortest stay of any rank is the transfer, which may still include some waiting. What others stay longer is
+    waiting. Instances that don't overlap on all ranks are counted as unmatched.
     """
     pairs = matched(timelines, windows)
     total = sum(len(collective_events(t, s)[0]) for t, s in zip(timelines, windows, strict=True))

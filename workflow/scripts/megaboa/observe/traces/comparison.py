@@ -1,4 +1,4 @@
-"""Two profiles side by side: what got slower, by kind of time, class of kernels and phase, and what it costs."""
+"""Compares two profiles: changes by kind of time, class of kernels and phase, and what they cost."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from megaboa.observe.traces.conclusions import gain, milliseconds
 from megaboa.records import Analysis, Change, Comparison
 
 KINDS = ("compute", "exposed", "copies_exposed", "idle", "starved")
-NOTICEABLE = 0.01  # of a step
+NOTICEABLE = 0.01  # share of a step
 MOST_LINES = 10
 
 
 def compare(before: Analysis, after: Analysis) -> Comparison:
-    """Means per step over the ranks that both have; `delta` above 0 is slower."""
+    """Compare means per step over the ranks that both profiles have. A positive `delta` is slower."""
     ranks = sorted({row.rank for row in before.ranks} & {row.rank for row in after.ranks})
     found = Comparison(ranks=tuple(ranks), mismatches=tuple(mismatches(before, after)))
     if not ranks:
@@ -33,7 +33,7 @@ def compare(before: Analysis, after: Analysis) -> Comparison:
 
 
 def mismatches(before: Analysis, after: Analysis) -> list[str]:
-    """What makes two profiles hard to compare."""
+    """Differences that make two profiles hard to compare."""
     said = []
     for name, of in (("ranks", "rank"), ("devices", "device_name"), ("world sizes", "world_size"), ("tools", "kind")):
         sides = [sorted({str(getattr(capture, of)) for capture in document.captures}) for document in (before, after)]
@@ -43,7 +43,7 @@ def mismatches(before: Analysis, after: Analysis) -> list[str]:
 
 
 class _Side:
-    """Means of one document over ranks, per step."""
+    """One profile's means over ranks, per step."""
 
     def __init__(self, document: Analysis, ranks: list[int | None]) -> None:
         rows = [row for row in document.budget if row.rank in ranks]
@@ -58,7 +58,7 @@ class _Side:
 
 
 def _means(tables: list[list[tuple[str, float]]]) -> dict[str, float | None]:
-    """By name, of the ranks' sums."""
+    """Means over ranks of the sum for each name."""
     names = dict.fromkeys(name for table in tables for name, _ in table)
     sums = {name: [sum(ms for other, ms in table if other == name) for table in tables] for name in names}
     return {name: float(np.mean(values)) for name, values in sums.items()}
@@ -71,14 +71,14 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 def _rows(of: str, before: dict, after: dict, wall: float) -> list[Change]:
     names = [*before, *(name for name in after if name not in before)]
-    absent = None if of == "time" else 0.0  # a class that doesn't occur took no time; a kind that is unknown isn't 0
+    absent = None if of == "time" else 0.0  # a class that doesn't occur took no time; an unknown kind isn't 0
     pairs = [(name, before.get(name, absent), after.get(name, absent)) for name in names]
     rows = [_row(of, name, old, new, wall) for name, old, new in pairs if old is not None and new is not None]
     return sorted(rows, key=lambda row: -row.delta)
 
 
 def _row(of: str, name: str, before: float, after: float, wall: float) -> Change:
-    """Times in milliseconds per step. The ceiling: what going back to `before` would bring at most."""
+    """One change, in milliseconds per step. The ceiling is the most that returning to `before` would gain."""
     delta = after - before
     ceiling = gain(wall, delta) if 0 < delta < wall else 0.0
     return Change(of=of, name=name, before=before, after=after, delta=delta, gain_ceiling=ceiling)

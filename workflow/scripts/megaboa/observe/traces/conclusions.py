@@ -1,4 +1,4 @@
-"""What to look at first, in at most ten lines. Every share says of which steps it is, and of how many."""
+"""The most important results, in at most ten lines. Every share names its steps and their number."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import numpy as np
 from megaboa.records import Analysis, Opportunity, PartSpeeds, StepBudget
 
 MOST_LINES = 10
-MATERIAL = 0.02  # of a step: less is no reason to look anywhere
+MATERIAL = 0.02  # share of a step: smaller losses aren't worth a look
 
-# What could be won at most, and where to look. `starved` is part of idle, the others are disjoint.
+# What could be won at most, and where to look. `starved` is part of idle; the others are disjoint.
 _SHOWN = {"compute": "computing", "exposed": "exposed communication", "copies_exposed": "copies", "idle": "idle"}
 _WHERE = {
     "exposed": "exposed communication: overlap of gradients and parameters, a layout with less of it",
@@ -22,7 +22,7 @@ _WHERE = {
 
 
 def opportunities(document: Analysis) -> list[Opportunity]:
-    """What each kind of lost time would bring if all of it were won: a ceiling, not a forecast."""
+    """The gain from each kind of lost time if all of it were won: a ceiling, not a forecast."""
     found = []
     for kind, advice in _WHERE.items():
         rows = [(row.wall, lost) for row in document.budget if (lost := _lost(row, kind)) is not None]
@@ -36,7 +36,7 @@ def opportunities(document: Analysis) -> list[Opportunity]:
 
 
 def gain(step: float, lost: float) -> float:
-    """By how much throughput would rise if `lost` of every `step` were won."""
+    """The relative increase in throughput if `lost` of every `step` were won."""
     return step / (step - lost) - 1
 
 
@@ -89,7 +89,7 @@ def _bound(document: Analysis) -> list[str]:
 
 
 def _slow(row: PartSpeeds) -> str | None:
-    part = "parts that aren't known" if row.part == "unknown" else row.part  # a recipe may divide as it likes
+    part = "parts that aren't known" if row.part == "unknown" else row.part  # a recipe may choose its own layout
     if row.verdict == "persistent":
         where = f" on {row.slowest_host}" if row.slowest_host else ""
         return (

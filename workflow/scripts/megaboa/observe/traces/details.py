@@ -1,4 +1,4 @@
-"""One rank in detail: tables of its kernels, copies and launches, the phases of its steps, and one step to draw."""
+"""Details of one rank: tables of its kernels, copies and launches, the phases of its steps, and one step to draw."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from megaboa.observe.traces.step_windows import Steps
 from megaboa.records import ClassTime, CopyTime, KernelTime, Lane, Launches, StepTimeline
 
 TOP = 20
-MATERIAL = 0.01  # of a step: a kernel that takes this much and has no class is named
+MATERIAL = 0.01  # share of a step: unclassified kernels that take more are reported
 UNNAMED = "not named"
-# In this order: `recv_forward` is no forward pass. A name of both passes (`forward_backward_func`) holds both.
+# The order matters: `recv_forward` is no forward pass, and `forward_backward_func` contains both passes.
 _PATTERNS = {
     "pipeline": r"(send|recv)_(forward|backward)|p2p|communicate",
     "both": r"forward.*backward",
@@ -27,11 +27,11 @@ _PATTERNS = {
 PHASES = ("forward", "backward", "optimizer", "pipeline", "data", UNNAMED)
 _PHASES = [(name, re.compile(pattern, re.IGNORECASE)) for name, pattern in _PATTERNS.items()]
 MOST_LANES = 6
-PIXELS = 1500  # spans that are closer than a step's length divided by this are drawn as one
+PIXELS = 1500  # spans closer than the step's length divided by this are drawn as one
 
 
 def class_rows(timeline: Timeline, steps: Steps) -> list[ClassTime]:
-    """Milliseconds per step of every class: by union, and summed over kernels (`work_ms`), which is no wall time."""
+    """Milliseconds per step of every class: of the union, and summed over kernels (`work_ms`), not wall time."""
     counted = inside(timeline, steps)
     durations = timeline.capture.kernels.durations
     rows = []
@@ -45,7 +45,7 @@ def class_rows(timeline: Timeline, steps: Steps) -> list[ClassTime]:
 
 
 def kernel_rows(timeline: Timeline, steps: Steps) -> list[KernelTime]:
-    """The kernels that took most, by their summed time."""
+    """The kernels with the largest total time."""
     table = timeline.capture.kernels.take(inside(timeline, steps))
     names, inverse = np.unique(table.name, return_inverse=True)
     work = np.bincount(inverse, weights=table.durations, minlength=len(names))
@@ -66,7 +66,7 @@ def kernel_rows(timeline: Timeline, steps: Steps) -> list[KernelTime]:
 
 
 def unclassified(timeline: Timeline, steps: Steps) -> list[str]:
-    """Unclassified kernels that take a noticeable part of a step."""
+    """Unclassified kernels that take a notable share of a step."""
     limit = MATERIAL * float((steps.windows[:, 1] - steps.windows[:, 0]).mean()) / 1e6
     found = kernel_rows(timeline, steps)
     return [row.kernel for row in found if row.name == kernel_classes.OTHER and row.work_ms > limit]
@@ -96,7 +96,7 @@ def copy_rows(timeline: Timeline, steps: Steps) -> list[CopyTime]:
 
 
 def launch_row(timeline: Timeline, steps: Steps) -> Launches:
-    """Times without work on the device, and how far ahead of it the host was."""
+    """Gaps without work on the device, and the host's lead over the device."""
     lengths = np.concatenate([_gap_lengths(timeline.busy, begin, end) for begin, end in steps.windows.tolist()])
     counted = inside(timeline, steps)
     known = counted & (timeline.launched != UNKNOWN)
@@ -114,13 +114,13 @@ def launch_row(timeline: Timeline, steps: Steps) -> Launches:
 
 
 def _gap_lengths(busy: np.ndarray, begin: int, end: int) -> np.ndarray:
-    """Lengths of the times between `begin` and `end` in which the device had nothing to do."""
+    """Lengths of the idle gaps of the device between `begin` and `end`."""
     rows = intervals.gaps(busy, begin, end)
     return rows[:, 1] - rows[:, 0]
 
 
 def inside(timeline: Timeline, steps: Steps) -> np.ndarray:
-    """Which kernels begin in the analysed steps."""
+    """A mask of the kernels that begin in the analysed steps."""
     return intervals.holds(intervals.union(steps.windows), timeline.capture.kernels.start)
 
 
@@ -134,7 +134,7 @@ def phase_of(name: str) -> str:
 
 
 def phases(capture: Capture, steps: Steps) -> dict[str, dict[str, np.ndarray]]:
-    """Nanoseconds of each phase in each step: on the device by union, and of the ranges themselves on the host.
+    """Nanoseconds of each phase in each step: on the device by union, and on the host by the ranges themselves.
 
     A kernel belongs to the innermost range around its launch, on the thread that launched it.
     """
@@ -169,7 +169,7 @@ def _named_ranges(capture: Capture) -> tuple[np.ndarray, ...]:
 
 def _kernel_phases(capture: Capture, begin, end, place, phase) -> np.ndarray:
     rows = launch_rows(capture.kernels, capture.calls)
-    if capture.device == "cpu":  # operators launch nothing: they are where they are
+    if capture.device == "cpu":  # operators aren't launched: their own time and thread count
         times, threads = capture.kernels.start, capture.kernels.place
     else:
         known = rows != UNKNOWN
@@ -185,7 +185,8 @@ def _kernel_phases(capture: Capture, begin, end, place, phase) -> np.ndarray:
 
 
 def innermost(begins: list[int], ends: list[int], labels: list[int], outside: int) -> tuple[np.ndarray, np.ndarray]:
-    """Nested ranges of one thread, outer ones first, as a line of edges and what holds from each edge on."""
+    """Flatten nested ranges of one thread, given with outer ones first, to edges and the label that holds from each
+    edge on."""
     edges: list[int] = []
     holds: list[int] = []
     open_ranges: list[tuple[int, int]] = []
@@ -206,7 +207,7 @@ def innermost(begins: list[int], ends: list[int], labels: list[int], outside: in
 
 
 def timeline_of(timeline: Timeline, steps: Steps) -> StepTimeline:
-    """Of the step in the middle: per stream and class the spans, in milliseconds from the step's begin."""
+    """The spans of the middle step, per stream and class, in milliseconds from the step's begin."""
     row = len(steps) // 2
     begin, end = steps.windows[row].tolist()
     kernels = timeline.capture.kernels

@@ -1,7 +1,7 @@
-"""Arithmetic of time intervals. Wall time is the length of a union; durations that are summed count overlaps twice.
+"""Arithmetic of time intervals. Wall time is the length of a union; sums of durations count overlaps twice.
 
-Spans are an integer array of shape (n, 2), a begin and an end in each row, half open. What these functions return is
-sorted, disjoint, and without empty rows.
+Spans are an integer array of shape (n, 2), with a begin and an end in each row, half open. The results of these
+functions are sorted, disjoint, and without empty rows.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ def spans(begins: np.ndarray, ends: np.ndarray) -> np.ndarray:
 
 
 def union(rows: np.ndarray) -> np.ndarray:
-    """The time that any of the spans covers. Spans that touch become one."""
+    """The union of spans. Touching spans become one."""
     there = rows[:, 1] > rows[:, 0]
     if not there.all():
         rows = rows[there]
@@ -31,22 +31,22 @@ def union(rows: np.ndarray) -> np.ndarray:
 
 
 def length(rows: np.ndarray) -> int:
-    """How long a union is."""
+    """The length of a union."""
     return int((rows[:, 1] - rows[:, 0]).sum())
 
 
 def intersect(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """The time that two unions share."""
+    """The intersection of two unions."""
     return _where(touching(left, right), touching(right, left), lambda in_left, in_right: in_left & in_right)
 
 
 def subtract(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """The time of the left union that the right one leaves."""
+    """The left union without the right one."""
     return _where(left, touching(right, left), lambda in_left, in_right: in_left & ~in_right)
 
 
 def touching(rows: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """The spans of a union that share some time with another one: few, if the other one is small."""
+    """The spans of a union that overlap with another one: few, if the other one is small."""
     if not len(others):
         return NONE
     index = np.searchsorted(others[:, 1], rows[:, 0], side="right")  # the first that ends after this one begins
@@ -54,7 +54,7 @@ def touching(rows: np.ndarray, others: np.ndarray) -> np.ndarray:
 
 
 def gaps(rows: np.ndarray, begin: int, end: int) -> np.ndarray:
-    """The time between `begin` and `end` that a union leaves. Looks only at the rows there."""
+    """The gaps in a union between `begin` and `end`. Only the rows there are visited."""
     if end <= begin:
         return NONE
     first, last = np.searchsorted(rows[:, 1], begin, side="right"), np.searchsorted(rows[:, 0], end, side="left")
@@ -64,16 +64,16 @@ def gaps(rows: np.ndarray, begin: int, end: int) -> np.ndarray:
 
 
 def within(rows: np.ndarray, windows: np.ndarray) -> np.ndarray:
-    """How much of each window a union covers. Windows may overlap and come in any order."""
+    """The length of a union within each window. Windows may overlap and come in any order."""
     return covered_until(rows, windows[:, 1]) - covered_until(rows, windows[:, 0])
 
 
 def covered_until(rows: np.ndarray, times: np.ndarray) -> np.ndarray:
-    """How much a union covers before each of these times."""
+    """The length of a union before each of these times."""
     if not len(rows):
         return np.zeros(len(times), dtype=np.int64)
     before = np.concatenate([[0], np.cumsum(rows[:, 1] - rows[:, 0])])
-    index = np.searchsorted(rows[:, 0], times, side="right")  # spans that began by then
+    index = np.searchsorted(rows[:, 0], times, side="right")  # number of spans that began by then
     current = rows[np.maximum(index - 1, 0), 1]
     beyond = np.where(index > 0, np.maximum(current - times, 0), 0)
     return before[index] - beyond

@@ -1,5 +1,7 @@
-"""What kind of work a kernel does, by its name. Names are a convention of libraries: what none of the patterns knows is
-called `other`, and a large one of those is a finding."""
+"""Classifies kernels by their names, which follow the libraries' conventions.
+
+A kernel that matches no pattern is called `other`; a large one of these is a finding.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +12,15 @@ import numpy as np
 
 COMMUNICATION = "communication"
 OTHER = "other"
-# In this order; a name's first part (`flash_fwd_kernel` of `flash_fwd_kernel<cutlass::...>`) is asked first.
+# Patterns in order of precedence. The name before `<` (`flash_fwd_kernel` of `flash_fwd_kernel<cutlass::...>`) is
+# matched first, then the whole name.
 _PATTERNS = {
     COMMUNICATION: r"nccl|rccl|^gloo:|nvshmem|deep_?ep|hybrid_?ep|rdma|userbuffers|all_?reduce_kernel",
     "optimizer": r"multi_?tensor|adam|lamb|l2_?norm|_foreach_|muon|newton_?schulz|lpnorm|lerp|addcdiv|addcmul",
     "MoE": r"moe|_(un)?permute_|router|expert|sort_chunks",
     "attention": r"flash|fmha|sdpa|attention|attn|(masked|scaled)_?\w*softmax",
     "norm": r"(layer|batch)_?norm|rms_?norm|ln_(fwd|bwd)|bn_(fw|bw)|norm_(fwd|bwd|forward|backward)|rsqrt",
-    # Convolutions too: they are matrix products, or transforms into such.
+    # including convolutions, which are matrix products, or transforms to such
     "GEMM": (
         r"gemm|conv|[dw]grad|winograd|scudnn|cutlass|cublas|nvjet|xmma|mma_|matmul|split_?k|"
         r"^aten::(mm|addmm|bmm|baddbmm|addbmm)$"
@@ -28,7 +31,7 @@ _PATTERNS = {
     ),
 }
 NAMES = (*_PATTERNS, OTHER)
-# They say nothing; what they run stands in the brackets.
+# Generic wrappers: the kernel that they run is named in the template arguments.
 _WRAPPERS = ("cutlass::device_kernel", "cutlass::Kernel", "cutlass::Kernel2")
 _CLASSES = [(name, re.compile(pattern, re.IGNORECASE)) for name, pattern in _PATTERNS.items()]
 
@@ -57,13 +60,13 @@ def class_of(name: str) -> str:
 
 
 def operation_of(name: str) -> str:
-    """Which collective a kernel of communication is."""
+    """The collective operation of a communication kernel."""
     base = name.split("(", 1)[0]
     return next((label for label, pattern in _OPERATION if pattern.search(base)), OTHER)
 
 
 def class_numbers(names: Sequence[str], used: np.ndarray) -> np.ndarray:
-    """For every row, given the numbers of its name, the number of its class in NAMES."""
+    """The number of the class in NAMES for every row, given the number of each row's name."""
     different, inverse = np.unique(used, return_inverse=True)
     numbers = [NAMES.index(class_of(names[number])) for number in different]
     return np.array(numbers, dtype=np.int8)[inverse] if len(different) else np.empty(0, dtype=np.int8)

@@ -1,5 +1,6 @@
-"""Traces of PyTorch's profiler (Kineto): JSON in Chrome's format, read event by event: a large one is never in memory
-as a whole.
+"""Reads traces of PyTorch's profiler (Kineto), which are JSON in Chrome's format.
+
+Events are parsed one by one, so that a large trace is never completely in memory.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ TABLES = {
 SIZED = ("kernels", "copies")
 BYTES = {"Double": 8, "Long": 8, "Float": 4, "Int": 4, "BFloat16": 2, "Half": 2, "Byte": 1, "Char": 1, "Bool": 1}
 KNOWN_SCHEMA = 1
-# On the host gloo's collectives run as annotations on threads of their own.
+# on the host, gloo's collectives appear as annotations on their own threads
 HOST_COLLECTIVE = "gloo:"
 CHUNK = 1 << 20
 LIST = "traceEvents"
@@ -67,7 +68,7 @@ def _capture(
     tables = {
         table: events(np.frombuffer(values, dtype=np.int64), sized=table in SIZED) for table, values in columns.items()
     }
-    # A run on a GPU whose kernels were not recorded is none on the host.
+    # a GPU run whose kernels weren't recorded is no CPU run
     gpus = head.get("deviceProperties") or columns["calls"] or columns["copies"]
     on_host = not gpus and not len(tables["kernels"]) and len(tables["operators"]) > 0
     if on_host:
@@ -100,7 +101,7 @@ def _capture(
 
 
 def host_kernels(operators: Events, ranges: Events, names: tuple[str, ...]) -> Events:
-    """What stands in for kernels where a run has none: operators that do their own work, and gloo's collectives."""
+    """Events that replace kernels in a run without any: operators that do their own work, and gloo's collectives."""
     collective = np.array([name.startswith(HOST_COLLECTIVE) for name in names], dtype=bool)
     wrapper = np.array([name.startswith(("c10d::", "record_param_comms")) for name in names], dtype=bool)
     working = own_time(operators) * 2 >= operators.durations
@@ -110,13 +111,13 @@ def host_kernels(operators: Events, ranges: Events, names: tuple[str, ...]) -> E
 
 
 def own_time(table: Events) -> np.ndarray:
-    """The time that an operator doesn't spend in those that it calls. Operators of one thread nest."""
+    """The time of each operator without the operators that it calls. Operators of one thread nest."""
     own = table.durations.copy()
     ends = table.end.tolist()
     for thread in np.unique(table.place):
         open_rows: list[int] = []
         rows = np.flatnonzero(table.place == thread)
-        # Of those that begin together the longest comes first: it is the outer one.
+        # of operators with the same start the longest is the outer one
         for row in rows[np.lexsort((-table.end[rows], table.start[rows]))].tolist():
             while open_rows and ends[open_rows[-1]] <= table.start[row]:
                 open_rows.pop()
@@ -138,7 +139,7 @@ def _row(event: dict[str, Any], sized: bool, names: Names) -> tuple[int, ...]:
 
 
 def message_bytes(values: dict[str, Any]) -> int:
-    """Of a copy its bytes; of a collective the larger of what a rank puts in and gets out."""
+    """The bytes of a copy, or the larger of a rank's input and output in a collective."""
     if "bytes" in values:
         return _integer(values["bytes"])
     elements = [values.get(f"{side} msg nelems") for side in ("In", "Out")]
@@ -159,11 +160,11 @@ def _integer(value: Any) -> int:
 
 
 class TornError(Exception):
-    """The file ends in the middle, or is none of JSON."""
+    """A file that ends prematurely, or is not JSON."""
 
 
 class TraceFile:
-    """The events of a trace by iteration; `head` holds what else its outermost object says, complete at the end."""
+    """Iterates over the events of a trace. `head` holds the other keys of the outermost object, complete at the end."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -180,7 +181,7 @@ class TraceFile:
             raise TornError(str(error)) from None
 
     def _events(self) -> Iterator[dict[str, Any]]:
-        if self._next() == "[":  # a bare list, as Chrome's format allows
+        if self._next() == "[":  # a bare list, which Chrome's format allows
             yield from self._list()
             return
         self._expect("{")
@@ -207,7 +208,7 @@ class TraceFile:
         self._at += 1
 
     def _next(self) -> str:
-        """The next character that isn't blank; it is not taken."""
+        """Peek at the next character that isn't blank."""
         while True:
             while self._at < len(self._text) and self._text[self._at] in BLANK:
                 self._at += 1
@@ -229,7 +230,7 @@ class TraceFile:
                 self._more()
                 continue
             if isinstance(value, int | float) and not self._ended and not self._text[end:].strip(NUMBER):
-                self._more(may_end=True)  # a number may go on
+                self._more(may_end=True)  # the number may continue in the next chunk
                 continue
             self._at = end
             return value

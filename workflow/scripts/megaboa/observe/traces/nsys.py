@@ -1,8 +1,8 @@
-"""Captures of Nsight Systems, from the SQLite files that `nsys export` writes.
+"""Reads captures of Nsight Systems, from the SQLite files that `nsys export` writes.
 
-Their schema changes from version to version, and tables without rows may be absent: what is there is looked up in
-every file, and a table that lacks a column that is needed becomes a finding. The file is opened read-only, and rows are
-taken in blocks, so that a large one needs little more memory than the columns that are kept.
+Their schema changes between versions, and tables without rows may be absent. So every file is inspected first, and a
+table that lacks a needed column becomes a finding. The file is opened read-only. Rows are read in blocks, so that a
+large file needs little more memory than the columns that are kept.
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ from megaboa.observe.traces.captures import (
 )
 from megaboa.observe.traces.sqlite_file import Database
 
-RANGE_TYPES = (59, 60, 70, 71)  # of NVTX: push and pop, start and end
-SMALL = 0x7FFFFFFF  # of a thread's global id these bits tell threads apart; correlations have no more
-PROCESS_BITS = 24  # below which a global thread id has the thread
+RANGE_TYPES = (59, 60, 70, 71)  # NVTX event types: push/pop and start/end ranges
+SMALL = 0x7FFFFFFF  # mask of the bits that distinguish threads in a global thread id; correlation ids fit into it
+PROCESS_BITS = 24  # number of low bits of a global thread id that hold the thread, below the process
 COPY_KINDS = {1: "Host-to-Device", 2: "Device-to-Host", 8: "Device-to-Device", 10: "Peer-to-Peer"}
-# The newest schema that the reader was tried with: Nsight Systems 2026.2 writes it (2023.4 writes 3.7).
+# The newest schema that was tested, of Nsight Systems 2026.2 (2023.4 writes 3.7).
 KNOWN_SCHEMA = (3, 25)
 RANK_VARIABLES = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 WORLD_VARIABLES = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE")
 JOB_VARIABLES = ("SLURM_JOB_ID",)
 SIZE_FIELD = "Message size [bytes]"
 _IN_JSON = re.compile(r'"message size[^"]*"\s*:\s*"?(\d+)', re.IGNORECASE)
-# Before the payload: domain, flags, schema, flags, size of the payload, size of all. So nsys-ai 0.3 reads exports of
-# 2026.2; what doesn't fit its schema gives no number.
+# Header of a payload: domain, flags, schema, flags, payload size, total size. nsys-ai 0.3 reads exports of 2026.2 this
+# way. A payload that doesn't match its schema gives no number.
 _HEAD = struct.Struct("<IIIIQQ")
 _SIZE = struct.Struct("<Q")
 
 
 def read(path: Path) -> list[Capture]:
-    """One capture for every process and device that ran kernels: mostly one.
+    """Read one capture for every process and device that ran kernels, usually only one.
 
-    Raises sqlite3.DatabaseError where the file is torn, or none of SQLite's.
+    Raises sqlite3.DatabaseError if the file is torn, or not an SQLite file.
     """
     with closing(Database(path)) as database:
         owners = _owners(database)
@@ -68,7 +68,7 @@ def _owners(database: Database) -> list[tuple[int, int]]:
 
 
 class _Reader:
-    """Reads what one process did on one device; without an owner everything."""
+    """Reads the events of one process on one device; without an owner all events."""
 
     def __init__(self, path: Path, database: Database, owner: tuple[int, int] | None = None) -> None:
         self.path, self.database, self.owner = path, database, owner
@@ -91,7 +91,7 @@ class _Reader:
             path=self.path,
             kind="nsys",
             version=version,
-            # The variables are those of the program that was started, here one that started several ranks.
+            # the variables are those of the started program, which here has started several ranks
             rank=None if self.owner else _integer(_first(variables, RANK_VARIABLES)),
             owner=f"device {self.owner[0]}" if self.owner else None,
             world_size=_integer(_first(variables, WORLD_VARIABLES)),
@@ -118,7 +118,7 @@ class _Reader:
             self._of_string[number] = self.names.number(plain(value))
 
     def _named(self, strings: np.ndarray) -> np.ndarray:
-        """Numbers of StringIds as numbers of names."""
+        """Convert ids of StringIds to numbers of names."""
         used, inverse = np.unique(strings, return_inverse=True)
         numbers = [self._of_string[key] if key in self._of_string else self.names.number(f"<{key}>") for key in used]
         return np.array(numbers, dtype=np.int64)[inverse] if len(used) else strings
@@ -150,7 +150,7 @@ class _Reader:
         )
 
     def _mine(self, table: str) -> str:
-        """The condition that a row is the owner's."""
+        """The SQL condition that selects the owner's rows."""
         if self.owner is None:
             return ""
         device, process = self.owner
@@ -178,7 +178,7 @@ class _Reader:
         return self._with_graphs(found)
 
     def _with_graphs(self, kernels: Events) -> Events:
-        """Graphs that were traced as a whole (`--cuda-graph-trace=graph`) hide the kernels in them."""
+        """Add CUDA graphs that were traced as a whole (`--cuda-graph-trace=graph`), which hides their kernels."""
         table = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
         if self.database.lacks(table, "start", "end", "streamId"):
             return kernels
@@ -210,7 +210,7 @@ class _Reader:
         return events(np.concatenate(parts), sized=True) if parts else EMPTY_SIZED
 
     def _copy_names(self, kinds: np.ndarray) -> np.ndarray:
-        """`Host-to-Device (Pageable to Device)`, by the capture's own labels."""
+        """Numbers of the copies' names, such as `Host-to-Device (Pageable to Device)`, by the capture's labels."""
         copies = {**COPY_KINDS, **self.database.pairs("ENUM_CUDA_MEMCPY_OPER", "id", "label")}
         memory = self.database.pairs("ENUM_CUDA_MEM_KIND", "id", "label")
         used, inverse = np.unique(kinds, axis=0, return_inverse=True)
@@ -223,7 +223,7 @@ class _Reader:
         return np.array(numbers, dtype=np.int64)[inverse.ravel()] if len(used) else kinds[:, 0]
 
     def _ranges(self) -> tuple[Events, np.ndarray | None]:
-        """Ranges, and the bytes that NCCL's own ranges name."""
+        """The NVTX ranges, and the message sizes in NCCL's own ranges."""
         if not self._usable("NVTX_EVENTS", "start", "end", "eventType", "globalTid"):
             return EMPTY, None
         columns = self.database.tables["NVTX_EVENTS"]
@@ -249,7 +249,7 @@ class _Reader:
 
 
 def plain(name: str) -> str:
-    """`aten::mm, op_id = 12` as `aten::mm`: PyTorch numbers the ranges that it emits, and each would be a name."""
+    """A name without PyTorch's numbering (`aten::mm, op_id = 12`), which would make each range's name unique."""
     return name.split(", op_id = ", 1)[0].split(", seq = ", 1)[0]
 
 
@@ -267,7 +267,10 @@ def _version(database: Database, where: str) -> tuple[str, list[Finding]]:
 
 
 def _variables(database: Database) -> dict[str, str]:
-    """Those of the profiled process that say which rank it is; a capture holds all, and no others are looked at."""
+    """Environment variables of the profiled process that give its rank.
+
+    The capture holds all, but no others are kept.
+    """
     if database.lacks("META_DATA_CAPTURE", "name", "value"):
         return {}
     wanted = (*RANK_VARIABLES, *WORLD_VARIABLES, *JOB_VARIABLES)
@@ -281,7 +284,7 @@ def _first(found: dict[str, str], names: tuple[str, ...]) -> str | None:
 
 
 def _epoch(database: Database) -> int | None:
-    """Time of day, in nanoseconds, at 0 of the capture's clock."""
+    """The time of day at 0 of the capture's clock, in nanoseconds."""
     if database.lacks("TARGET_INFO_SESSION_START_TIME", "utcEpochNs"):
         return None
     rows = database.rows("SELECT utcEpochNs FROM TARGET_INFO_SESSION_START_TIME")
@@ -300,7 +303,7 @@ def _device(database: Database) -> str | None:
 
 
 def _network(database: Database) -> list[dict[str, Any]]:
-    """Every counter of a network card: mean and largest sample."""
+    """Mean and maximum of every counter of the network cards."""
     metrics = ("TARGET_INFO_NETWORK_METRICS", "metricsListId", "metricsIdx", "name", "unit")
     if database.lacks("NET_NIC_METRIC", "globalId", "value") or database.lacks(*metrics):
         return []
@@ -313,7 +316,10 @@ def _network(database: Database) -> list[dict[str, Any]]:
 
 
 def _gpu_metrics(database: Database) -> list[dict[str, Any]]:
-    """Likewise of a GPU, whose number is the low byte of a type; units are in the names."""
+    """Mean and maximum of every metric of the GPUs.
+
+    A GPU's number is the low byte of the type; names include the unit.
+    """
     named = ("TARGET_INFO_GPU_METRICS", "typeId", "metricId", "metricName")
     if database.lacks("GPU_METRICS", "typeId", "metricId", "value") or database.lacks(*named):
         return []
@@ -331,7 +337,7 @@ def _counters(database: Database, query: str) -> list[dict[str, Any]]:
 
 
 def _diagnostics(database: Database, where: str) -> list[Finding]:
-    """What Nsight Systems itself had to complain about."""
+    """Warnings of Nsight Systems itself."""
     if database.lacks("DIAGNOSTIC_EVENT", "severity", "text"):
         return []
     texts = database.rows("SELECT DISTINCT text FROM DIAGNOSTIC_EVENT WHERE severity > 1 LIMIT 5")
@@ -346,9 +352,9 @@ def _integer(text: Any) -> int | None:
 
 
 def message_sizes(database: Database) -> Callable[[str | None, bytes | str | None], int]:
-    """A function of a range's two kinds of payload; -1 where neither names a size.
+    """A function that returns the message size in a range's two kinds of payload; -1 if neither has one.
 
-    NCCL attaches sizes of messages to its NVTX ranges: as JSON in older exports, as bytes in newer ones.
+    NCCL attaches message sizes to its NVTX ranges: as JSON in older exports, as bytes in newer ones.
     """
     schemas = _schemas(database)
 
@@ -361,7 +367,7 @@ def message_sizes(database: Database) -> Callable[[str | None, bytes | str | Non
 
 
 def _schemas(database: Database) -> dict[int, tuple[int, int]]:
-    """By schema the offset of the size, and how long the payload is."""
+    """The offset of the message size and the length of the payload, by schema."""
     if database.lacks("NVTX_PAYLOAD_SCHEMAS", "schemaId", "payloadSize") or database.lacks(
         "NVTX_PAYLOAD_SCHEMA_ENTRIES", "schemaId", "name", "offset"
     ):
@@ -383,7 +389,7 @@ def _in_bytes(binary: bytes | str, schemas: dict[int, tuple[int, int]]) -> int:
 
 
 def with_sizes(kernels: Events, calls: Events, ranges: Events, sizes: np.ndarray) -> Events:
-    """Give a kernel the bytes of the NVTX range in which it was launched, where that range names some."""
+    """Set the sizes of kernels to that of the NVTX range in which they were launched, if it has one."""
     size = kernels.sizes
     launches = launch_rows(kernels, calls)
     for thread in np.unique(ranges.place[sizes != UNKNOWN]):

@@ -1,4 +1,4 @@
-"""Every capture of a folder, whatever wrote it. What can't be read becomes a finding, never an exception."""
+"""Reads every capture of a folder, of any tool. Unreadable ones become findings, not exceptions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RANK_IN_NAME = re.compile(r"rank[-_]?(\d+)")
 
 
 def find(paths: Iterable[Path]) -> list[Path]:
-    """The captures among files and in folders; of an `.nsys-rep` and the `.sqlite` beside it, the latter."""
+    """The captures among files and in folders. An `.nsys-rep` with an exported `.sqlite` next to it is skipped."""
     found = []
     for path in paths:
         inside = sorted(path.iterdir()) if path.is_dir() else [path]
@@ -32,7 +32,7 @@ def find(paths: Iterable[Path]) -> list[Path]:
 
 
 def read_all(paths: Iterable[Path]) -> tuple[list[Capture], list[Finding]]:
-    """Captures by rank, and what must be said of those that could not be read."""
+    """Read captures, sorted by rank, and findings about unreadable ones."""
     captures, findings = [], []
     for path in find(paths):
         found, problems = read(path)
@@ -104,7 +104,8 @@ def _with_rows(path: Path, captures: list[Capture]) -> tuple[list[Capture], list
 
 
 def ranked(captures: list[Capture]) -> tuple[list[Capture], list[Finding]]:
-    """Captures in the order of their ranks. A capture says its own; else its name does (`rank-3`), else its place."""
+    """Captures in the order of their ranks. The rank is that in the capture, else in its name (`rank-3`), else its
+    index."""
     placed, findings = [], []
     for index, capture in enumerate(captures):
         in_name = None if capture.owner else RANK_IN_NAME.search(capture.path.name)
@@ -130,7 +131,7 @@ def _unknown_rank(capture: Capture, rank: int) -> Finding:
 
 
 def one_session(captures: list[Capture], findings: list[Finding]) -> tuple[list[Capture], list[Finding]]:
-    """Of several captures of one rank the newest: two sessions are in the folder."""
+    """Keep the newest of several captures of one rank, which come from different sessions."""
     newest: dict[int, Capture] = {}
     for capture in captures:
         other = newest.get(capture.rank)
@@ -149,6 +150,6 @@ def one_session(captures: list[Capture], findings: list[Finding]) -> tuple[list[
 
 
 def _age(capture: Capture) -> int:
-    """When it was begun: captures of PyTorch count from a time far in the past."""
+    """The begin of a capture. The times of PyTorch's captures count from a moment far in the past."""
     begun = capture.kernels if len(capture.kernels) else capture.ranges
     return (capture.epoch or 0) + (int(begun.start[0]) if len(begun) and capture.kind == "pytorch" else 0)

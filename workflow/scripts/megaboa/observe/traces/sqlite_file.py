@@ -1,4 +1,4 @@
-"""An SQLite file that somebody else wrote: opened read-only, and asked what it has before anything is read."""
+"""Access to foreign SQLite files: opened read-only, and inspected before anything is read."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ HEAD = b"SQLite format 3\0"
 
 
 class Database:
-    """One exported file, and what is in it."""
+    """An exported file, and its tables with their columns."""
 
     def __init__(self, path: Path) -> None:
-        # immutable: neither locked nor given a journal beside it.
+        # immutable: without locks and journals
         uri = f"file:{urllib.parse.quote(str(path.absolute()))}?mode=ro&immutable=1"
         self._connection = sqlite3.connect(uri, uri=True)
         names = self._connection.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')").fetchall()
@@ -35,7 +35,7 @@ class Database:
         return self._connection.execute(query).fetchall()
 
     def columns(self, query: str, kinds: Sequence[type]) -> list[np.ndarray]:
-        """The columns of a query, all integers, each as an array of its kind."""
+        """The integer columns of a query, each as an array of the given type."""
         width = len(kinds)
         blocks: list[list[np.ndarray]] = [[np.empty(0, dtype=kind)] for kind in kinds]
         cursor = self._connection.execute(query)
@@ -44,13 +44,13 @@ class Database:
             for number, kind in enumerate(kinds):
                 blocks[number].append(flat[number::width].astype(kind))
         found = []
-        for number in range(width):  # one after the other: the blocks of a column go when it is whole
+        for number in range(width):  # one by one, so that a column's blocks are freed before the next is joined
             found.append(np.concatenate(blocks[number]))
             blocks[number] = []
         return found
 
     def integers(self, query: str, width: int) -> np.ndarray:
-        """The same as one array."""
+        """The integer columns of a query as one array."""
         return np.column_stack(self.columns(query, [np.int64] * width))
 
     def close(self) -> None:
@@ -60,12 +60,12 @@ class Database:
         yield from self._connection.execute(query)
 
     def pairs(self, table: str, key: str = "name", value: str = "value") -> dict[Any, Any]:
-        """A table of two columns as a dictionary; empty where there is no such table."""
+        """A table with two columns as a dictionary; empty if there is no such table."""
         return {} if self.lacks(table, key, value) else dict(self.rows(f"SELECT {key}, {value} FROM {table}"))
 
 
 def torn(path: Path) -> str | None:
-    """What is wrong with a file by its first 100 bytes: SQLite itself notices only when it comes to what is missing."""
+    """Detect a truncated file by its first 100 bytes. SQLite itself notices only when it reaches the missing part."""
     with path.open("rb") as stream:
         head = stream.read(100)
     if not head.startswith(HEAD) or len(head) < 100:

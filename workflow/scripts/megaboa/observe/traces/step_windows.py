@@ -1,6 +1,7 @@
-"""Where the steps of a capture begin and end: by an anchor that returns in every step, checked by a second one.
+"""Finds the steps in a capture by an anchor that recurs in every step, and checks them by a second one.
 
-On a GPU a step is the time from the first kernel that it launched to the first of the next one, whatever the host did.
+On a GPU a step is the time from the first kernel that it launched to the first one of the next step, regardless of the
+host.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ from megaboa.observe.traces.captures import UNKNOWN, Capture, Finding, launch_ti
 NUMBERED = re.compile(r"^ProfilerStep#(\d+)$")
 STEP_RANGE = re.compile(r"(^|[./: ])(train_?step|training_step|iteration|step)([ #_:]*(\d+))?$", re.IGNORECASE)
 OPTIMIZER_RANGE = re.compile(r"optimizer[._]?step", re.IGNORECASE)
-AGREEMENT = 0.05  # by how much the median steps of two anchors may differ
-REGULAR = 0.1  # spread of the distances, for a kernel to be an anchor
+AGREEMENT = 0.05  # allowed relative difference between the median steps of two anchors
+REGULAR = 0.1  # largest relative spread of the distances between launches of an anchor kernel
 
 
 @dataclass(frozen=True)
 class Anchor:
     name: str
     windows: np.ndarray  # (n, 2), nanoseconds
-    numbers: list[int] | None  # of the steps, where the anchor says them
-    of_host: bool = False  # the windows are those of the host's ranges
+    numbers: list[int] | None  # numbers of the steps, if the anchor names them
+    of_host: bool = False  # windows of the host's ranges, not of the device
 
     @property
     def median(self) -> float:
@@ -35,14 +36,14 @@ class Anchor:
 
 @dataclass(frozen=True)
 class Steps:
-    """The steps that are analysed, without the capture's first and last."""
+    """The steps that are analysed, without the first and the last one of the capture."""
 
     anchor: str
     numbers: list[int]
     windows: np.ndarray
     dropped: list[int]
     second: str | None = None
-    second_ratio: float | None = None  # of the second anchor's median step to the first's
+    second_ratio: float | None = None  # ratio of the second anchor's median step to the first's
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -59,7 +60,7 @@ NO_STEPS = Steps("none", [], np.empty((0, 2), dtype=np.int64), [])
 
 
 def find_steps(capture: Capture, first_step: int = 0) -> tuple[Steps, list[Finding]]:
-    """`first_step` is the number of the capture's first step, where no anchor says it."""
+    """Find the steps. `first_step` is the number of the capture's first step, used if no anchor names it."""
     found = filter(None, map(_forward, anchors(capture)))
     first = next(found, None)
     if first is None:
@@ -85,7 +86,7 @@ def find_steps(capture: Capture, first_step: int = 0) -> tuple[Steps, list[Findi
 
 
 def _forward(anchor: Anchor) -> Anchor | None:
-    """Without steps that end before they begin, as where the device took kernels out of order."""
+    """An anchor without steps that end before they begin, which occur if the device reorders kernels."""
     good = anchor.windows[:, 1] > anchor.windows[:, 0]
     numbers = anchor.numbers and [number for number, kept in zip(anchor.numbers, good, strict=True) if kept]
     return replace(anchor, windows=anchor.windows[good], numbers=numbers) if good.any() else None
@@ -105,7 +106,7 @@ def _compared(capture: Capture, first: Anchor, second: Anchor | None) -> list[Fi
 
 
 def anchors(capture: Capture) -> Iterator[Anchor]:
-    """Every anchor that a capture offers, the best first."""
+    """The anchors in a capture, best first."""
     for name, pattern in (("ProfilerStep", NUMBERED), ("a step's range", STEP_RANGE)):
         if anchor := _of_ranges(capture, name, pattern):
             yield anchor
@@ -133,7 +134,7 @@ def _of_ranges(capture: Capture, name: str, pattern: re.Pattern) -> Anchor | Non
 
 
 def _outermost(begins: np.ndarray, ends: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Without ranges inside others: a step's range may hold one called `step` too."""
+    """The rows of ranges that aren't inside others: a step's range may contain one called `step` too."""
     kept = []
     until = None
     for begin, end, row in zip(begins.tolist(), ends.tolist(), rows.tolist(), strict=True):
@@ -144,9 +145,9 @@ def _outermost(begins: np.ndarray, ends: np.ndarray, rows: np.ndarray) -> np.nda
 
 
 def _on_device(capture: Capture, begins: np.ndarray, ends: np.ndarray) -> np.ndarray | None:
-    """Windows of the host as windows of the device: from the first kernel launched in one to the first of the next.
+    """Convert host windows to device windows: from the first kernel launched in one to the first of the next.
 
-    None where launches are unknown, or a step launched nothing.
+    None if launches are unknown, or a step launched nothing.
     """
     launched = launch_times(capture.kernels, capture.calls)
     step = np.searchsorted(begins, launched, side="right") - 1
@@ -167,7 +168,7 @@ def _optimizer_ranges(capture: Capture) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _bursts(capture: Capture) -> tuple[np.ndarray, np.ndarray]:
-    """The optimizer's kernels come together at the end of a step: where long pauses part them."""
+    """Bursts of the optimizer's kernels at the end of each step, separated by long pauses."""
     number = kernel_classes.NAMES.index("optimizer")
     chosen = capture.kernels.take(kernel_classes.class_numbers(capture.names, capture.kernels.name) == number)
     if len(chosen) < 2:
@@ -180,14 +181,14 @@ def _bursts(capture: Capture) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _between(capture: Capture, name: str, begins: np.ndarray, ends: np.ndarray) -> Anchor | None:
-    """Steps from the end of one to the end of the next; what is before the first is not a whole step."""
+    """Steps between the ends of successive events. The time before the first event is not a whole step."""
     if len(ends) < 2:
         return None
     return Anchor(name, np.column_stack([ends[:-1], ends[1:]]), None)
 
 
 def _regular_kernels(capture: Capture) -> Iterator[Anchor]:
-    """A kernel that runs in regular distances, and as often as another one that does: the rarest."""
+    """The rarest kernel that recurs at regular intervals, if another kernel recurs as often."""
     names, counts = np.unique(capture.kernels.name, return_counts=True)
     regular: dict[int, list[int]] = {}
     for name, count in zip(names.tolist(), counts.tolist(), strict=True):

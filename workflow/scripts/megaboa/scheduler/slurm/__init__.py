@@ -1,4 +1,4 @@
-"""SLURM. Only this room knows its commands, variables and states.
+"""SLURM. Only this package knows its commands, variables and states.
 
 By subject: `queries` (its commands and their output), `allocation` and `srun` (a job's nodes, and ranks as one step of
 it), `queue` (our jobs), `requests` (a job's resources), `partitions` (the cluster).
@@ -17,7 +17,7 @@ from megaboa.scheduler.slurm import allocation, partitions, queries, queue, requ
 
 
 class Slurm:
-    """Answers what `megaboa.scheduler.protocol.Scheduler` asks."""
+    """Implements `megaboa.scheduler.protocol.Scheduler`."""
 
     name = "SLURM"
     profile = "slurm"

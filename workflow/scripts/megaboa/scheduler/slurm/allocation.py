@@ -1,4 +1,4 @@
-"""The nodes of a SLURM job as a place for ranks: how they start, and what SLURM says of their end."""
+"""The nodes of a SLURM job as a place for ranks: how they start, and what SLURM says about their end."""
 
 from __future__ import annotations
 
@@ -27,17 +27,15 @@ ASK_AGAIN_SECONDS = 30.0
 PATIENCE_SECONDS = 600.0
 REQUEUE_AGAIN_SECONDS = 3.0
 EXCLUDE_TRIES, EXCLUDE_AGAIN_SECONDS = 10, 0.3
-REMOVE_SECONDS = 120.0  # for tens of gigabytes, on the slowest node
-GPUS_OF_JOB = ("SLURM_JOB_GPUS", "SLURM_GPUS")  # how variables begin that SLURM sets for a job with GPUs
+REMOVE_SECONDS = 120.0  # enough for tens of gigabytes on the slowest node
+GPUS_OF_JOB = ("SLURM_JOB_GPUS", "SLURM_GPUS")  # prefixes of variables that SLURM sets for a job with GPUs
 START_NODE = Path(__file__).parents[3] / "start_node.py"
 
-# Unpacked images that the steps of a job share. srun's plugin keeps a container that has a name when its step ends, and
-# unless the site has set `container_scope=job` when the job ends too. A killed supervisor removes nothing: the next job
-# that comes to the node does.
-#
-# A killed step may have left an incomplete image that looks complete. Random names keep others from using it.
+# Unpacked images that the steps of a job share. srun's plugin keeps a named container after its step and, unless the
+# site has set `container_scope=job`, even after the job. A killed supervisor removes nothing, so the next job on the
+# node does. A killed step may leave an incomplete image that looks complete; random names keep others from using it.
 _RANDOM_BYTES = 4
-# Arguments: a pattern, and the jobs' lives whose images stay. Other clusters' images may lie there too.
+# Arguments: a pattern, and the lives of jobs whose images stay. Other clusters' images may be there too.
 REMOVE_IMAGES = """
 command -v enroot > /dev/null || exit 0
 pattern=$1; shift
@@ -50,13 +48,13 @@ done
 """
 
 
-# Options of srun for each task: they mean something else where one task has several ranks.
+# Options of srun per task, whose meaning changes if one task has several ranks.
 OF_EACH_TASK = re.compile(r"per-task|per-gpu|gpu-bind|\b(?:map|mask)_|\brank")
-# Of the host's memory: a rank (the default of resources.mem_mb_per_rank), what stands by on a node, and for each rank.
+# Host memory for a rank (the default of resources.mem_mb_per_rank), for standby on a node, and for each standby rank.
 RANK_MB, STANDBY_MB, STANDBY_MB_PER_RANK = 4000, 1000, 400
-# A job that outlives its nodes (sbatch --no-kill) also outlives that of its batch script, and then does nothing for the
-# rest of its wall time. So another node looks at the supervisor's, and puts the job back. Arguments: the node, and the
-# seconds between two looks.
+# A job that outlives its nodes (sbatch --no-kill) also outlives its batch script's node, and then idles for the rest of
+# its wall time. So another node watches the supervisor's, and requeues the job. Arguments: the node, and the seconds
+# between two looks.
 GUARD_SECONDS = 5
 GUARD = """
 while sleep "$2"; do
@@ -67,13 +65,13 @@ done
 
 
 class Allocation:
-    """The nodes of a SLURM job. The supervisor runs on the first of them.
+    """The nodes of a SLURM job. The supervisor runs on the first one.
 
-    With `launch.spare_nodes` ranks start on the first ones, and the others wait.
+    With `launch.spare_nodes`, ranks start on the first nodes, and the rest are spares.
     """
 
     def __init__(self, job: queries.Job, launch: LaunchSpec, device: str, container: Container, counted: bool = True):
-        """`counted`: SLURM knows of the job's GPUs; else it has whole nodes, and steps ask for none."""
+        """`counted`: SLURM manages the job's GPUs; otherwise it has whole nodes, and steps request none."""
         self.job, self._launch, self._container = job, launch, container
         self._plain, self._name = container, ""
         self._device = device
@@ -84,7 +82,7 @@ class Allocation:
         self._guard: subprocess.Popen | None = None
         self._standby: _Standby | None = None
         self._asked = time.monotonic()
-        self._ahead: float | None = None  # this host's clock of the controller's, in seconds; None: not asked yet
+        self._ahead: float | None = None  # seconds that our clock is ahead of the controller's; None: not asked yet
 
     def start(self, command: Sequence[str], world_size: int, logs: Path, environment: Environment) -> Ranks:
         self._keep_guarded()
@@ -100,7 +98,7 @@ class Allocation:
             return
         if not self._launch.start.tasks and not self._has_memory_to_spare():
             return
-        if self._plain.runtime == "pyxis":  # a step of the same container's name would be inside that of the ranks
+        if self._plain.runtime == "pyxis":  # a step with the same container name would run inside the ranks' container
             return
         with contextlib.suppress(OSError):
             logs.mkdir(parents=True, exist_ok=True)
@@ -111,15 +109,15 @@ class Allocation:
 
     @property
     def _has_one_task_per_node(self) -> bool:
-        """By default on GPUs, whose hosts have spare cores to prepare the next attempt. Not where the user has said
-        what each task gets."""
+        """Whether one task starts all ranks of a node. By default on GPUs, whose hosts have spare cores to prepare the
+        next attempt, unless the user has set options per task."""
         start = self._launch.start
         if start.tasks:
             return start.tasks == "node"
         return self._device == "cuda" and not any(map(OF_EACH_TASK.search, [start.cpu_bind or "", *start.srun_args]))
 
     def _has_memory_to_spare(self) -> bool:
-        """For what stands by, of what the job has on each node; 0 is all that there is."""
+        """Whether the job's memory on each node suffices for standby; 0 means all of the node's memory."""
         given, ranks = os.environ.get("SLURM_MEM_PER_NODE", "0"), self._launch.gpus_per_node
         enough = ranks * RANK_MB + STANDBY_MB + ranks * STANDBY_MB_PER_RANK
         return not given.isdigit() or int(given) == 0 or int(given) >= enough
@@ -137,7 +135,7 @@ class Allocation:
         name: str,
         wait: Path | None = None,
     ) -> SrunRanks:
-        """`wait`: the file that says when, and what."""
+        """Start a step for the ranks. `wait`: the file with the order that a standby step waits for."""
         start, per_node = self._launch.start, self._launch.gpus_per_node
         one_task = self._has_one_task_per_node
         if one_task:
@@ -197,7 +195,7 @@ class Allocation:
             self._name = image_name(self.job)
             with contextlib.suppress(UnreachableError):
                 lives = queries.lives_of_ours()
-                if f"{self.job.id}.{self.job.restarts}" in lives:  # else there are others that we aren't told of
+                if f"{self.job.id}.{self.job.restarts}" in lives:  # otherwise there may be jobs that aren't listed here
                     self._remove_images(images_of_jobs_gone(queries.cluster()), *lives)
         first = [*self.nodes, *self.spares][:nodes]
         srun = self._one_each(self._plain.named(self._name).around(["true"], ()), first, logs, "image")
@@ -213,14 +211,14 @@ class Allocation:
         self._name = ""
 
     def _remove_images(self, pattern: str, *kept: str) -> None:
-        """On all nodes; what can't be removed now is removed by the next job that comes to the node."""
+        """Remove images on all nodes. Images that can't be removed now are removed by the next job on the node."""
         everywhere = [*self.nodes, *self.spares]
         srun = self._one_each(["sh", "-c", REMOVE_IMAGES, "sh", pattern, *kept], everywhere, None, "image-away")
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             subprocess.run(srun, capture_output=True, stdin=subprocess.DEVNULL, timeout=REMOVE_SECONDS)
 
     def _one_each(self, command: Sequence[str], nodes: Sequence[str], logs: Path | None, name: str) -> list[str]:
-        """One process on each of these nodes."""
+        """The srun command for one process on each of these nodes."""
         start = self._launch.start
         return srun_command(
             command,
@@ -237,11 +235,11 @@ class Allocation:
 
     @property
     def _has_rank_0_here(self) -> bool:
-        """The supervisor stays on the job's first node."""
+        """Whether rank 0 is on this host: the supervisor always stays on the job's first node."""
         return self.nodes[0] == self._all[0]
 
     def _chosen(self, nodes: Sequence[str]) -> Sequence[str]:
-        """To be named where others of the job wait, or did."""
+        """Nodes to name in a step, which is only needed if the job has, or had, spares."""
         return nodes if self._launch.spare_nodes else ()
 
     def replace(self, bad: Set[str], for_good: bool = True) -> bool:
@@ -252,7 +250,7 @@ class Allocation:
             return False
         waiting = [] if for_good else [node for node in self.nodes if node in bad]
         now = {*kept, *spares[:missing]}
-        self.nodes = [node for node in self._all if node in now]  # SLURM gives ranks to nodes in this order
+        self.nodes = [node for node in self._all if node in now]  # the order in which SLURM assigns ranks to nodes
         self.spares = [*spares[missing:], *waiting]
         return True
 
@@ -269,8 +267,8 @@ class Allocation:
             return {}
 
     def _gone_of(self, nodes: Sequence[str]) -> list[str]:
-        """Which of these SLURM has taken out of the job, while that goes on."""
-        now = self._now() if self._launch.spare_nodes and nodes else None  # else SLURM ends the job, and says so
+        """The nodes among these that SLURM has removed from the job, which continues."""
+        now = self._now() if self._launch.spare_nodes and nodes else None  # else SLURM ends the job itself
         if now is None or now.restarts > self.job.restarts or now.state != "RUNNING":
             return []
         try:
@@ -280,7 +278,7 @@ class Allocation:
         return [node for node in nodes if node not in left]
 
     def _keep_guarded(self) -> None:
-        """One process on the last node looks at the first, where this one runs: see GUARD."""
+        """Keep a process on the last node that watches the first one, where this process runs: see GUARD."""
         here = self._all[0]
         others = [node for node in (*self.nodes, *self.spares) if node != here]
         if not (self._launch.spare_nodes and others and self.job.can_requeue):
@@ -306,26 +304,26 @@ class Allocation:
             self._standby.ranks.kill()
         self.remove_image()
         if self._guard and self._guard.poll() is None:
-            self._guard.terminate()  # srun ends its step
+            self._guard.terminate()  # srun then ends its step
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._guard.wait(GUARD_SECONDS)
 
     def end_left_over(self, logs: Path) -> None:
-        """An srun outlives a supervisor that is killed."""
+        """End steps of a killed supervisor, whose srun processes outlive it."""
         names = [step_name(logs), standby_name(logs), step_on_nodes(AttemptFolder(logs).next_health)]
-        if (logs / SRUN_LOG).is_symlink():  # its ranks were started by what stood by
+        if (logs / SRUN_LOG).is_symlink():  # the ranks were started by a standby step
             names.append(standby_name((logs / SRUN_LOG).resolve().parents[1]))
         for name in names:
             end_step(self.job.id, name)
 
     def deadline(self) -> float | None:
-        """Asked again now and then: an administrator can move it."""
+        """End of the job's wall time. Updated at intervals, because an administrator can change it."""
         if time.monotonic() - self._asked > ASK_AGAIN_SECONDS:
             self._asked = time.monotonic()
             self._keep_guarded()
             with contextlib.suppress(UnreachableError):
                 now = queries.show_job(self.job.id)
-                if now and now.restarts == self.job.restarts:  # else it is over, and this is the memory of it
+                if now and now.restarts == self.job.restarts:  # otherwise it is over, and only remembered by SLURM
                     self.job = replace(self.job, end=now.end)
             self._compare_clocks()
         return self.job.end
@@ -344,7 +342,7 @@ class Allocation:
     def interruption(self, since: float) -> Failure | None:
         try:
             now = queries.show_job(self.job.id)
-            # Not the job's: a node that was replaced and died later has nothing to do with what happens now.
+            # Only nodes in use: one that was replaced and died later has nothing to do with this end.
             nodes = queries.show_nodes(",".join([*self.nodes, *self.spares]))
         except UnreachableError:
             return None
@@ -352,7 +350,7 @@ class Allocation:
         if lost := self.lost():
             return Failure("node_failure", "; ".join(lost.values()), nodes=tuple(lost))
         found = _interruption(self.job, now) if now else None
-        # Check for a cancellation first: a cancelled job with a dead node must not come back.
+        # Cancellation has priority: a cancelled job with a dead node must not be requeued.
         if bad and (now is None or (found and found.cause in ("requeued", "node_failure"))):
             return Failure("node_failure", _why(bad), nodes=tuple(node.name for node in bad))
         if bad and found:
@@ -360,34 +358,34 @@ class Allocation:
         return found
 
     def cancelled(self) -> str | None:
-        """Whether the job was cancelled, as far as SLURM can be asked."""
+        """A sentence if the job was cancelled, as far as SLURM can be asked."""
         now = self._now()
         return f"SLURM job {self.job.id} was cancelled" if now and _is_cancelled(self.job, now) else None
 
     def requeue(self, excluded: Set[str]) -> bool:
         if not self.job.can_requeue:
             return False
-        # SLURM takes ExcNodeList for waiting jobs only, and ends this process after the first of the two. It gives a
-        # grace before it kills, and the job waits longer than that; should the second be lost, the next life of the job
-        # finds itself on an avoided node and comes here again.
-        deadline = time.monotonic() + PATIENCE_SECONDS  # a controller that is being restarted is waited for
+        # SLURM only accepts ExcNodeList for waiting jobs, so the requeue comes first, although it ends this process.
+        # There is a grace period before the kill, and the job waits longer than that. If the exclusion is lost, the
+        # job's next life finds itself on an avoided node and comes here again.
+        deadline = time.monotonic() + PATIENCE_SECONDS  # long enough for a restart of the controller
         while not (done := self._is_requeued()) and not self.cancelled():
             if (done := queries.requeue(self.job.id)) or time.monotonic() > deadline:
                 break
             time.sleep(REQUEUE_AGAIN_SECONDS)
         if done:
-            self._exclude(excluded)  # also where that is nothing: what was excluded before may come back
+            self._exclude(excluded)  # even if there is nothing to exclude: nodes excluded earlier may be allowed again
         return done
 
     def _exclude(self, nodes: Set[str]) -> None:
-        """Tried again: SLURM's SIGTERM to all of the job's processes may reach the command that is to tell it."""
+        """Exclude nodes, with retries: SLURM's SIGTERM to all of the job's processes may hit the command."""
         for _ in range(EXCLUDE_TRIES):
             if queries.exclude(self.job.id, nodes):
                 return
             time.sleep(EXCLUDE_AGAIN_SECONDS)
 
     def _is_requeued(self) -> bool:
-        """Whether SLURM has done it already."""
+        """Whether SLURM has already requeued the job."""
         now = self._now()
         return now is not None and now.restarts > self.job.restarts and not _is_cancelled(self.job, now)
 
@@ -400,7 +398,7 @@ class Allocation:
 
 @dataclass(frozen=True)
 class _Standby:
-    """A step of one task per node that has imported Bridge, and waits for its order."""
+    """A standby step of one task per node, which has imported Bridge and waits for its order."""
 
     ranks: SrunRanks
     go: Path
@@ -416,14 +414,14 @@ class _Standby:
         order = StandbyOrder(command=tuple(command), logs=str(logs), environment=dict(environment))
         try:
             self.go.write_text(line(order) + "\n")
-        except OSError:  # who tries again starts a step as usual
+        except OSError:  # a retry starts a step as usual
             self.ranks.kill()
             raise
         return self.ranks
 
 
 def here(launch: LaunchSpec, device: str, environment: Environment, container: Container) -> Allocation | None:
-    """The nodes of the job that this process is in, if the run's settings want them."""
+    """The nodes of the job that this process is in, if the run's settings ask for them."""
     starter, job = launch.start.starter, environment.get("SLURM_JOB_ID")
     if starter == "local" or (starter == "auto" and not (job and _has_srun(launch))):
         if container.runtime == "pyxis":
@@ -446,14 +444,14 @@ def here(launch: LaunchSpec, device: str, environment: Environment, container: C
 
 
 def fallen(nodes: Sequence[queries.Node], since: float) -> list[queries.Node]:
-    """Nodes that are down, or were booted since the given time."""
+    """Nodes that are down, or were booted after the given time."""
     return [node for node in nodes if node.down or (node.booted or 0) > since]
 
 
 def fallen_of(names: Sequence[str], since: float) -> dict[str, str]:
-    """Of nodes whose supervisor is gone the fallen ones, each with what SLURM says of it.
+    """Fallen nodes, out of those whose supervisor is gone, each with SLURM's description.
 
-    Then a slurmd that was started again is a sign as well; alone it isn't, as its upgrade harms no job.
+    If none has fallen, a restarted slurmd also counts. By itself it doesn't, because its upgrade harms no job.
     """
     try:
         nodes = queries.show_nodes(",".join(names))
@@ -464,12 +462,12 @@ def fallen_of(names: Sequence[str], since: float) -> dict[str, str]:
 
 
 def standby_name(logs: Path) -> str:
-    """Of the step that was prepared while the ranks ran that write there."""
+    """Name of the standby step prepared while the ranks run whose logs are in this folder."""
     return f"standby-{logs.name}"
 
 
 def step_name(logs: Path) -> str:
-    """Of the step whose ranks write there."""
+    """Name of the step whose ranks' logs are in this folder."""
     return f"attempt-{logs.name}"
 
 
@@ -480,15 +478,15 @@ def _interruption(then: queries.Job, now: queries.Job) -> Failure | None:
         return Failure("preempted", "a job with a higher priority takes the nodes")
     if now.restarts > then.restarts:
         return Failure("requeued", "the job was put back into the queue")
-    if now.timed_out:  # whatever its end was when we asked last: it can be moved to the past
+    if now.timed_out:  # whatever the end was when we last asked: it can be moved into the past
         return Failure("time_limit", "the job's wall time was used up")
     return Failure("node_failure", "SLURM ended the job, as it lost a node") if now.lost_node else None
 
 
 def _is_cancelled(then: queries.Job, now: queries.Job) -> bool:
-    """SLURM gives a reason for jobs that it ends itself, and none for cancelled ones.
+    """Whether the job was cancelled. SLURM has a reason for jobs that it ends itself, but none for cancelled ones.
 
-    A job that it puts back has a restart more from the first moment on; cancelled after that, it is CANCELLED.
+    A requeued job has one more restart from the first moment; if it is cancelled after that, its state is CANCELLED.
     """
     if now.is_ending:
         by_slurm = now.timed_out or now.lost_node or now.preempted or now.restarts > then.restarts
@@ -511,7 +509,7 @@ def _has_srun(launch: LaunchSpec) -> bool:
 
 
 def _show_job_once_reachable(job: str) -> queries.Job | None:
-    """The job as SLURM tells it; a controller that is being restarted is waited for."""
+    """The job according to SLURM, after waiting for a controller that restarts."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
         try:
@@ -527,9 +525,9 @@ def image_name(job: queries.Job) -> str:
 
 
 def images_named(name: str) -> str:
-    """As the plugin has put its own words before a name; with `container_scope=job` the job's number too."""
+    """A pattern for the plugin's container names: it adds a prefix, and with `container_scope=job` the job's number."""
     return f"pyxis*_{name}"
 
 
 def images_of_jobs_gone(cluster: str) -> str:
-    return images_named(f"megaboa-{cluster}-[0-9]*")  # a cluster's name may begin with another's
+    return images_named(f"megaboa-{cluster}-[0-9]*")  # the digit, because a cluster's name may be a prefix of another's

@@ -1,4 +1,4 @@
-"""What SLURM says of a cluster to its user (accounts, partitions, settings), and which of them a job takes.
+"""What SLURM tells its user about a cluster (accounts, partitions, settings), and what our jobs use of it.
 
 Standard library only.
 """
@@ -16,20 +16,20 @@ from megaboa.scheduler.answers import Choice, Table, UnreachableError, site_line
 from megaboa.scheduler.slurm import queries
 
 NAMES = ("slurm_account", "slurm_partition", "gpu_partition", "gpu_option")
-# How a job asks for a node's GPUs. `exclusive`: whole nodes, where SLURM doesn't know of GPUs.
+# Ways to request a node's GPUs. `exclusive`: whole nodes, if SLURM doesn't manage GPUs.
 GPU_OPTIONS = ("gpus-per-node", "gres", "gpus-per-task", "exclusive")
 ACCOUNT_VARIABLES = ("SBATCH_ACCOUNT", "SLURM_ACCOUNT")  # of sbatch, and of srun
 PARTITION_VARIABLE = "SBATCH_PARTITION"
 _GPUS = re.compile(r"(?:^|,)gpu:(?:([^:(,]+):)?(\d+)")
 NONE: Mapping[str, str] = {}
 _WITHOUT_ACCOUNTING = ("", "(null)", "accounting_storage/none")
-# Those that `megaboa site` shows; docs/how-to/slurm.md says what each decides.
+# Shown by `megaboa site`; docs/how-to/slurm.md explains them.
 SETTINGS = ("MinJobAge", "SlurmdTimeout", "KillWait", "ProctrackType", "JobRequeue", "PreemptMode", "MaxArraySize")
 SETTINGS += ("PrivateData", "AccountingStorageEnforce")
-# What sacctmgr says of a QOS; PU and PA: per user, per account.
+# sacctmgr's limits of a QOS; PU and PA: per user, per account.
 QOS_LIMITS = ("MaxWall", "MinTRES", "MaxTRES", "MaxTRESPU", "MaxTRESPA", "GrpTRES", "MaxJobsPU", "MaxSubmitPU")
 QOS_LIMITS += ("Preempt", "PreemptMode", "Flags")
-_NOT_SET = ("", "cluster")  # the second: its PreemptMode is the cluster's
+_NOT_SET = ("", "cluster")  # "cluster": the cluster's PreemptMode applies
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,12 @@ class Partition:
     gpus: tuple[str, ...] = ()  # of a node, such as "8 h100"; several where nodes differ
     limit: str = ""
     default: bool = False
-    state: str = "up"  # down: takes jobs, which wait; drain, inactive: takes none
-    allowed: frozenset[str] | None = None  # accounts, and what is below them; None: all
+    state: str = "up"  # down: accepts jobs, which wait; drain, inactive: accepts none
+    allowed: frozenset[str] | None = None  # accounts, which include their subaccounts; None: all
     denied: frozenset[str] = frozenset()
-    qos: frozenset[str] | None = None  # which alone may be used there; None: all
+    qos: frozenset[str] | None = None  # the only ones allowed there; None: all
     denied_qos: frozenset[str] = frozenset()
-    limited_by: str = ""  # the QOS whose limits hold for all jobs there
+    limited_by: str = ""  # QOS whose limits apply to all jobs there
 
     def __str__(self) -> str:
         of = f" of {' or '.join(self.gpus)}" if self.gpus else " without GPUs"
@@ -68,18 +68,18 @@ class Partition:
 
 @dataclass(frozen=True)
 class Association:
-    """What lets the user work under an account."""
+    """A permission to run jobs under an account."""
 
     account: str
-    partition: str = ""  # where alone; empty: everywhere
-    qos: frozenset[str] = frozenset()  # that the user may name; empty: SLURM didn't say
+    partition: str = ""  # only there; empty: everywhere
+    qos: frozenset[str] = frozenset()  # those that the user may request; empty: not reported
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """As its user sees it."""
+    """The cluster from its user's view."""
 
-    associations: tuple[Association, ...] | None  # None: it takes any account
+    associations: tuple[Association, ...] | None  # None: any account is accepted
     partitions: tuple[Partition, ...]
     counts_gpus: bool = True  # whether jobs can ask for GPUs per node or task
 
@@ -88,7 +88,8 @@ class Cluster:
         return None if self.associations is None else tuple(sorted({one.account for one in self.associations}))
 
     def usable(self, account: str | None) -> list[Partition]:
-        """By an account, or by any of the user's. Where no name fits, an account above it may be what is meant."""
+        """Partitions usable with an account, or with any of the user's. If none names it, all: an account above it may
+        be meant."""
         known = self.associations
         if account is not None:
             own = [one for one in known or () if one.account == account]
@@ -98,8 +99,8 @@ class Cluster:
 
 
 def ask(known_account: bool = False) -> Cluster:
-    """`known_account`: then the user's associations only say where it may be used, and may be missing."""
-    # Without what is hidden from this user's group, which `queries.query` would show.
+    """The cluster. `known_account`: associations only say where the account may be used, so they may be missing."""
+    # Without partitions hidden from this user's group, which `queries.query` would show.
     groups = queries.query(["sinfo", "--hide", "--noheader", "--format=%R|%P|%a|%l|%D|%G"]) or ""
     rules = queries.query(["scontrol", "-o", "show", "partition"]) or ""
     settings = queries.settings()
@@ -109,7 +110,7 @@ def ask(known_account: bool = False) -> Cluster:
         if not known_account:
             raise
         users = None
-    # `cons_res` and `linear` know --gres alone.
+    # `cons_res` and `linear` only know --gres
     return Cluster(users, parse_partitions(groups, rules), "cons_tres" in settings.get("SelectType", "cons_tres"))
 
 
@@ -118,7 +119,7 @@ def _associations(settings: Mapping[str, str]) -> tuple[Association, ...] | None
         return None
     try:
         listed = associations("account,partition,qos")
-    except UnreachableError:  # the accounting is away; the controller knows accounts too
+    except UnreachableError:  # the accounting database is down, but the controller also knows accounts
         listed = queries.query(["sshare", "-U", "--noheader", "--parsable2", "--format=Account"]) or ""
     found = tuple(_association(line) for line in dict.fromkeys(listed.split("\n")) if line.strip("| "))
     enforced = "associations" in settings.get("AccountingStorageEnforce", "")
@@ -131,13 +132,13 @@ def _association(line: str) -> Association:
 
 
 def associations(form: str) -> str:
-    """The user's, on this cluster: these fields of each, with `|` between them."""
+    """The user's associations on this cluster: the given fields, separated by `|`."""
     whose = [f"user={getpass.getuser()}", f"cluster={queries.cluster()}", f"format={form}"]
     return queries.query(["sacctmgr", "--noheader", "--parsable2", "show", "associations", *whose]) or ""
 
 
 def parse_partitions(groups: str, rules: str) -> tuple[Partition, ...]:
-    """`groups`: what sinfo says of nodes that are alike, a line each; `rules`: who may use what, from scontrol."""
+    """Partitions, from sinfo's lines for groups of similar nodes (`groups`) and scontrol's access rules (`rules`)."""
     empty = {}
     for line in rules.splitlines():
         field = queries.fields(line)
@@ -151,7 +152,7 @@ def parse_partitions(groups: str, rules: str) -> tuple[Partition, ...]:
         )
     found: dict[str, Partition] = {}
     for line in groups.splitlines():
-        if line.count("|") < 5:  # such as the name of a cluster
+        if line.count("|") < 5:  # for example the name of a cluster
             continue
         name, shown, state, limit, nodes, resources = line.split("|", 5)
         known = found.get(name) or replace(empty.get(name, Partition(name)), limit=limit, state=state)
@@ -180,13 +181,13 @@ def _gpus_of(resources: str) -> list[str]:
 def choose(
     cluster: Cluster, environment: Mapping[str, str], names: Collection[str] = NAMES, known: Mapping[str, str] = NONE
 ) -> Choice:
-    """What is to be taken for each name. `known`: what is taken already."""
+    """The value for each name. `known`: names that have a value already."""
     taken, left, missing = {}, [], []
     account = known.get("slurm_account") or next(
         (environment[name] for name in ACCOUNT_VARIABLES if environment.get(name)), None
     )
     if account is None and cluster.accounts is None:
-        taken["slurm_account"] = getpass.getuser()  # the executor wants a word
+        taken["slurm_account"] = getpass.getuser()  # the executor requires one
     elif account is None and len(cluster.accounts or ()) == 1:
         (account,) = cluster.accounts
     if account:
@@ -200,7 +201,7 @@ def choose(
     if unknown := set(filter(None, asked)) - {one.name for one in cluster.partitions}:
         missing.append(f"{PARTITION_VARIABLE} names {', '.join(sorted(unknown))}, which sinfo doesn't show to you")
     training = [one for one in partitions if one.gpus] or partitions
-    # What isn't training costs little: the cluster's default is good enough.
+    # Stages other than training cost little, so the cluster's default will do.
     others = [one for one in partitions if not one.gpus]
     others = others if any(one.takes_jobs for one in others) else partitions
     for name, candidates, default_will_do in (("slurm_partition", others, True), ("gpu_partition", training, False)):
@@ -215,7 +216,7 @@ def choose(
         elif name in names:
             missing.append(f"{name}: sinfo shows no partition to you")
     train_in = known.get("gpu_partition") or taken.get("gpu_partition")
-    if train_in or "gpu_partition" not in names:  # else the user's choice decides
+    if train_in or "gpu_partition" not in names:  # otherwise the choice is left to the user
         taken["gpu_option"] = _gpu_option(cluster, (train_in or "").split(","))
     return Choice(
         {name: value for name, value in taken.items() if name in names},
@@ -239,7 +240,7 @@ def find(names: Collection[str], known: Mapping[str, str]) -> Choice:
     except UnreachableError:
         if set(names) - {"gpu_option"}:
             raise
-        return Choice({"gpu_option": GPU_OPTIONS[0]}, [], [])  # as nearly everywhere
+        return Choice({"gpu_option": GPU_OPTIONS[0]}, [], [])  # right for nearly all clusters
     return choose(cluster, os.environ, names, known)
 
 
@@ -265,7 +266,7 @@ def _partitions_of(cluster: Cluster) -> Table:
 
 
 def _limits_of(cluster: Cluster) -> Table:
-    """The limits of the user's accounts."""
+    """Table of the limits of the user's accounts."""
     table = Table(("account", "partition", "QOS", "most of each job", "most jobs", "longest"))
     if cluster.accounts:
         try:
@@ -277,7 +278,7 @@ def _limits_of(cluster: Cluster) -> Table:
 
 
 def _qos_of(cluster: Cluster) -> Table:
-    """The limits of each QOS that the user may name, or that a partition has for all of its jobs."""
+    """Table of the limits of each QOS that the user may request, or that applies to all jobs of a partition."""
     table = Table(("QOS", "its limits"))
     if cluster.associations:
         form = f"format={','.join(('Name', *QOS_LIMITS))}"

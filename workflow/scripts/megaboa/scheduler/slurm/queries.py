@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from megaboa.scheduler.answers import UnreachableError
 
 QUERY_SECONDS = 60
-# As the option --all of each: also of partitions that are hidden, or not for this user's group.
+# Equivalent to --all: includes partitions that are hidden, or not open to this user's group.
 _HIDDEN_TOO = {"SQUEUE_ALL": "1", "SINFO_ALL": "1", "SCONTROL_ALL": "1"}
-WAITING_SECONDS = 20  # who asks for waiting jobs has other things to do
-# Defaults that users give to commands of their own. With SQUEUE_PARTITION squeue is silent about jobs of other
-# partitions, as if they had ended; SCANCEL_INTERACTIVE waits for a key.
+WAITING_SECONDS = 20  # short, because callers that ask for waiting jobs have other work to do
+# The user's own defaults for SLURM's commands. With SQUEUE_PARTITION, squeue omits jobs of other partitions, as if they
+# had ended; SCANCEL_INTERACTIVE waits for a key.
 _USERS_DEFAULTS = ("SQUEUE_", "SCANCEL_", "SINFO_", "SCONTROL_", "SACCT_")
-# What slurmctld answers about a job that it has forgotten, or never knew.
+# slurmctld's answer about a job that it has forgotten, or never known.
 _NO_SUCH_JOB = "Invalid job id"
 # States after which a job never runs again.
 ENDED = frozenset(
@@ -45,18 +45,18 @@ _BAD_STATES = re.compile(r"DOWN|FAIL|DRAIN|UNKNOWN|POWERING_DOWN|POWERED_DOWN|NO
 
 @dataclass(frozen=True)
 class Job:
-    """A job as `scontrol show job` tells it."""
+    """A job as reported by `scontrol show job`."""
 
     id: str
     state: str
-    reason: str = ""  # why it waits or, as soon as it is ended, why: also while its state is only COMPLETING
+    reason: str = ""  # why it waits or, as soon as it is ended, why it ended: even while its state is only COMPLETING
     restarts: int = 0
     nodes: str = ""  # SLURM's compressed form, such as n[1-2]
     node_count: int = 1
     start: float | None = None
-    end: float | None = None  # when the wall time is used up
+    end: float | None = None  # end of the wall time
     preempted: bool = False
-    requeue: bool = False  # whether it may be put back into the queue
+    requeue: bool = False  # whether it may be requeued
     batch: bool = True
     partition: str = ""
     excluded: str = ""
@@ -67,7 +67,7 @@ class Job:
 
     @property
     def lost_node(self) -> bool:
-        """Whether SLURM ended it for good because a node died; one that may be requeued has a restart more."""
+        """Whether SLURM ended it for good because a node died; a requeued job has another restart instead."""
         return self.state == "NODE_FAIL" or (self.is_ending and self.reason == "NodeDown")
 
     @property
@@ -84,7 +84,7 @@ class Job:
 
     @property
     def can_requeue(self) -> bool:
-        """An interactive job has nothing that SLURM could start again."""
+        """Whether SLURM can start it again: an interactive job has nothing to start."""
         return self.requeue and self.batch
 
 
@@ -94,11 +94,11 @@ class Node:
     state: str
     reason: str = ""
     booted: float | None = None
-    started: float | None = None  # its slurmd
+    started: float | None = None  # when its slurmd was started
 
     @property
     def down(self) -> bool:
-        """Whether what ran on it is gone. A node that is drained ends its jobs first."""
+        """Whether everything that ran on the node is gone. A drained node lets its jobs finish."""
         return _DOWN_STATES.search(self.state) is not None
 
 
@@ -107,7 +107,7 @@ def available() -> bool:
 
 
 def show_job(job: str) -> Job | None:
-    """A job; None where SLURM has forgotten it."""
+    """A job; None if SLURM has forgotten it."""
     text = query(["scontrol", "-o", "show", "job", job])
     return parse_job(text) if text else None
 
@@ -120,15 +120,15 @@ def waiting_jobs() -> list[Job]:
 
 
 def lives_of_ours() -> list[str]:
-    """Our jobs that wait or run, each with the number of its restarts: `JOB.RESTARTS`."""
+    """Our waiting and running jobs, with their numbers of restarts: `JOB.RESTARTS`."""
     text = query(["squeue", "--me", "--noheader", "--Format=JobID:32,RestartCnt:16"]) or ""
     return [".".join(line.split()) for line in text.splitlines() if len(line.split()) == 2]
 
 
 def is_alive(job: str) -> bool | None:
-    """Whether a job runs, or waits and will run; None where SLURM says nothing of it.
+    """Whether a job runs, or waits and will run; None if SLURM doesn't know it.
 
-    Of a job of ours that means that it ended long ago. Of another user's it means nothing (PrivateData=jobs).
+    A job of ours has then ended long ago. About another user's job it means nothing (PrivateData=jobs).
     """
     text = query(["squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%T"])
     states = (text or "").split()
@@ -137,8 +137,7 @@ def is_alive(job: str) -> bool | None:
 
 @functools.cache
 def cluster() -> str:
-    """The name of the cluster whose jobs are told of here: another one that shares the store has jobs of the same
-    numbers."""
+    """Name of the cluster that answers here. Another cluster that shares the store has jobs with the same numbers."""
     if "SLURM_JOB_ID" in os.environ and (name := os.environ.get("SLURM_CLUSTER_NAME")):
         return name
     if name := settings().get("ClusterName"):
@@ -147,13 +146,13 @@ def cluster() -> str:
 
 
 def settings() -> dict[str, str]:
-    """slurm.conf, as the controller has it."""
+    """slurm.conf, as seen by the controller."""
     text = query(["scontrol", "show", "config"]) or ""
     return dict(re.findall(r"^(\w+)\s*=[ \t]*(.*?)\s*$", text, re.MULTILINE))
 
 
 def controllers_time() -> float | None:
-    """What the controller's clock shows, in whole seconds; None where it doesn't tell."""
+    """The time of the controller's clock, in whole seconds; None if it isn't reported."""
     text = query(["scontrol", "show", "config"]) or ""
     found = re.search(r"^Configuration data as of (\S+)", text, re.MULTILINE)
     return moment(found[1]) if found else None
@@ -165,7 +164,7 @@ def show_nodes(nodes: str) -> list[Node]:
 
 
 def hostnames(nodes: str) -> list[str]:
-    """`n[1-2]` as n1 and n2, in the order in which SLURM gives them ranks."""
+    """`n[1-2]` as n1 and n2, in the order in which SLURM assigns ranks."""
     return (query(["scontrol", "show", "hostnames", nodes]) or "").split() if nodes else []
 
 
@@ -178,7 +177,7 @@ def usable_nodes(partition: str) -> set[str]:
 
 @functools.lru_cache(maxsize=10_000)
 def batch_script(job: str) -> str:
-    """A job's batch script; asked for once, as it never changes. Nothing where SLURM has forgotten the job."""
+    """A job's batch script, which never changes, so it is cached. Empty if SLURM has forgotten the job."""
     return query(["scontrol", "write", "batch_script", job, "-"]) or ""
 
 
@@ -194,12 +193,12 @@ def signal_step(step: str, name: str) -> bool:
 
 
 def requeue(job: str) -> bool:
-    """Put our own job back into the queue. SLURM ends its processes right after it has agreed."""
+    """Requeue our own job. SLURM ends its processes right after it has agreed."""
     return _do(["scontrol", "requeue", job])
 
 
 def exclude(job: str, nodes: Iterable[str]) -> bool:
-    """Keep a waiting job away from nodes. SLURM refuses that for a running one."""
+    """Exclude nodes from a waiting job. SLURM refuses that for a running one."""
     return _do(["scontrol", "update", f"JobId={job}", f"ExcNodeList={','.join(sorted(nodes))}"])
 
 
@@ -253,15 +252,15 @@ def query(command: list[str], seconds: float | None = None) -> str | None:
 
 
 def environment() -> dict[str, str]:
-    """What SLURM's commands are called with: without the user's own defaults, and with times that we can read."""
+    """Environment for SLURM's commands: without the user's own defaults, and with a time format that we can parse."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_USERS_DEFAULTS)}
-    if "SLURM_JOB_ID" in kept:  # a job's cluster is the one that it runs on
+    if "SLURM_JOB_ID" in kept:  # inside a job, the cluster is the one that it runs on
         kept.pop("SLURM_CLUSTERS", None)
     return {**kept, "SLURM_TIME_FORMAT": "standard", **_HIDDEN_TOO}
 
 
 def forget_users_defaults() -> None:
-    """For other code in this process that calls SLURM's commands, such as Snakemake's executor."""
+    """Remove the user's defaults for other code in this process that calls SLURM, such as Snakemake's executor."""
     for name in [name for name in os.environ if name.startswith(_USERS_DEFAULTS)]:
         del os.environ[name]
 

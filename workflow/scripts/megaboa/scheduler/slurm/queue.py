@@ -1,7 +1,7 @@
-"""Our jobs in SLURM's queue and in its accounts, and which run Snakemake has made one for.
+"""Our jobs in SLURM's queue and accounting, and the run that Snakemake submitted each of them for.
 
 Snakemake's executor plugin writes a job's rule and wildcards into its comment, and calls Snakemake again in its batch
-script. The comment names no experiment; the script does.
+script. The comment doesn't name the experiment, but the script does.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from megaboa.scheduler.answers import Life, QueuedJob, UnreachableError
 from megaboa.scheduler.slurm import queries
 
 QUERY_SECONDS = 30
-# No `|` can be in any of these but the last two.
+# None of these but the last two can contain a `|`.
 FORMAT = "%i|%T|%r|%N|%S|%e|%k|%Z"
 _ENDING = ("COMPLETING", "STAGE_OUT")
-# What SLURM holds: a job whose first host was lost five times (MaxBatchRequeue), which only an administrator can
-# release, one that a host refused to start, and one that somebody held. A release that comes while a held job still
-# ends is forgotten (SLURM 22.05).
+# Reasons for held jobs: a job whose first host was lost five times (MaxBatchRequeue), which only an administrator can
+# release, one that a host refused to start, and one that somebody held. SLURM 22.05 forgets a release that comes while
+# a held job is still ending.
 _HELD = {
     "JobHoldMaxRequeue": "held after too many requeues: scancel {}, then call again",
     "launch failed requeued held": "a host refused to start it: scontrol release {}",
@@ -32,18 +32,18 @@ _HELD = {
     "JobHeldUser": "by scontrol hold: scontrol release {}",
     "JobHeldAdmin": "an administrator holds it: ask for scontrol release {}",
 }
-# Jobs are listed again after so long: not once for each of a thousand runs.
+# Lifetime of the cached list of jobs, so that it isn't read for each of a thousand runs.
 LIST_SECONDS = 20
 PAUSES = (1, 5, 10)
 
-_listed: list[tuple[float, list[QueuedJob] | UnreachableError]] = []  # when, and what squeue said last
+_listed: list[tuple[float, list[QueuedJob] | UnreachableError]] = []  # time and content of squeue's last answer
 
 
 # The queue
 
 
 def read(seconds: float = QUERY_SECONDS) -> list[QueuedJob]:
-    """Our jobs, by one call of squeue."""
+    """Our jobs, from a single call of squeue."""
     return parse_jobs(queries.query(["squeue", "--me", "--noheader", f"--format={FORMAT}"], seconds) or "")
 
 
@@ -69,7 +69,7 @@ def _job(row: Iterable[str]) -> QueuedJob:
 
 
 def _told(reason: str, job: str) -> str:
-    reason = "" if reason == "None" else reason.replace("_", " ")  # SLURM's versions differ in that
+    reason = "" if reason == "None" else reason.replace("_", " ")  # versions of SLURM differ in this
     return f"{reason}: {_HELD[reason].format(job)}" if reason in _HELD else reason
 
 
@@ -77,8 +77,8 @@ def _told(reason: str, job: str) -> str:
 
 
 def run_of(job: QueuedJob, rule: str, results: Path, script: Callable[[str], str] | None = None) -> str | None:
-    """Only where other experiments have a run of this name, or where the comment was changed, `script` must read the
-    job's batch script."""
+    """The run that a job is for. Its batch script is only read if several experiments have a run of this name, or if
+    the comment was changed."""
     if job.comment.startswith("rule_"):
         prefix = f"rule_{rule}_wildcards_"
         run = job.comment.removeprefix(prefix)
@@ -93,10 +93,10 @@ def run_of(job: QueuedJob, rule: str, results: Path, script: Callable[[str], str
 
 
 def run_in_script(text: str, rule: str, experiment: str) -> str | None:
-    """The run of this experiment for which Snakemake calls itself in a batch script.
+    """The run of this experiment for which a batch script calls Snakemake.
 
-    It names the rule with its wildcards and, among the files that it waits for, the run's own; where these are many,
-    they stand in a file that may be gone, and the run is taken for ours.
+    The script names the rule with its wildcards and, among the files that it waits for, the run's own. Many files are
+    listed in a separate file, which may be gone; then the run is taken for ours.
     """
     words = re.split(r"[\s'\"]+", text)
     run = next((word.removeprefix(f"{rule}:run=") for word in words if word.startswith(f"{rule}:run=")), None)
@@ -105,18 +105,19 @@ def run_in_script(text: str, rule: str, experiment: str) -> str | None:
 
 
 def _script(job: str) -> str:
-    """Nothing where SLURM doesn't answer."""
+    """A job's batch script; empty if SLURM doesn't answer."""
     try:
         return queries.batch_script(job)
     except UnreachableError:
         return ""
 
 
-# What a new job must wait for: a killed Snakemake leaves its jobs behind, and the next one knows nothing of them
+# Earlier jobs that a new one must wait for: a killed Snakemake leaves its jobs behind, and the next one knows none of
+# them
 
 
 def dependency(rule: str, folder: RunFolder) -> list[str]:
-    """The option of sbatch by which the rule's new job of a run waits for those that still live."""
+    """The option of sbatch that makes the rule's new job for a run wait for earlier ones that are still alive."""
     if shutil.which("squeue") is None:
         return []
     try:
@@ -132,7 +133,7 @@ def dependency(rule: str, folder: RunFolder) -> list[str]:
 
 
 def jobs_of(rule: str, folder: RunFolder) -> list[str]:
-    """Our jobs in the queue or running that this rule has made of this run."""
+    """Our waiting or running jobs that this rule submitted for this run."""
     here, experiment = Path.cwd().resolve(), folder.experiment
     jobs = [job.id for job in _living() if Path(job.folder).resolve() == here]
     scripts = {job: _asked_again(lambda job=job: queries.batch_script(job)) for job in jobs}
@@ -140,7 +141,7 @@ def jobs_of(rule: str, folder: RunFolder) -> list[str]:
 
 
 def _living() -> list[QueuedJob]:
-    """Our jobs. Silence is remembered too, so that not every run waits for it."""
+    """Our jobs, cached. A missing answer is cached too, so that not every run waits for it."""
     if not _listed or time.monotonic() - _listed[0][0] > LIST_SECONDS:
         try:
             answer = _asked_again(lambda: read(queries.QUERY_SECONDS))
@@ -154,7 +155,7 @@ def _living() -> list[QueuedJob]:
 
 
 def _asked_again[Answer](ask: Callable[[], Answer]) -> Answer:
-    """What SLURM answers, after a few tries; exceptions are not remembered by the caches."""
+    """SLURM's answer, with a few retries. They are done here, because caches don't keep exceptions."""
     for pause in PAUSES:
         try:
             return ask()
@@ -164,7 +165,7 @@ def _asked_again[Answer](ask: Callable[[], Answer]) -> Answer:
     raise error
 
 
-# Accounts
+# Accounting
 
 
 def read_lives(jobs: Sequence[str]) -> list[Life] | None:
@@ -179,7 +180,7 @@ def read_lives(jobs: Sequence[str]) -> list[Life] | None:
 
 
 def parse_lives(text: str, now: float) -> list[Life]:
-    """A job that still runs has no end, and one that waits no start."""
+    """Lives from the accounting. A running job has no end, and a waiting one no start."""
     lives = []
     for line in text.splitlines():
         job, submit, start, end = (line.split("|") + [""] * 4)[:4]

@@ -1,4 +1,4 @@
-"""What a job asks for: the resources of Snakemake's executor plugin for SLURM, and further options of sbatch."""
+"""Requests of a job: the resources of Snakemake's executor plugin for SLURM, and further options of sbatch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from megaboa.scheduler.slurm import queue
 from megaboa.scheduler.slurm.partitions import GPU_OPTIONS
 
 NO_PROFILE: Mapping[str, str] = {}
-# What the executor sets itself, and refuses among further options when it submits; and what to set instead.
+# Options that the executor sets itself and refuses among further ones, with the keys to use instead.
 _SET = {
     "resources.constraint": ("-C", "--constraint"),
     "resources.qos": ("-q", "--qos"),
@@ -42,9 +42,10 @@ def resources(
     gpus: Callable[[Any], int] | None = None,
     profile: Mapping[str, str] = NO_PROFILE,
 ) -> dict[str, Any]:
-    """With `mpi` the plugin leaves srun to the job, which starts the ranks itself; then it wants at least two tasks
-    per node. Tasks only size the allocation: they are as many as ranks, or two for one rank. Without `mpi` the job
-    would be a step itself, in which no ranks can be started.
+    """Resources of a job. With `mpi`, the plugin leaves srun to the job, which starts the ranks itself.
+
+    The plugin then wants at least two tasks per node. Tasks only size the allocation: one for each rank, or two for a
+    single rank. Without `mpi` the job would be a step itself, in which no ranks can be started.
     """
     option = _checked(profile.get("gpu_option", GPU_OPTIONS[0]))
     one_task_per_gpu = gpus is not None and option == "gpus-per-task"
@@ -72,7 +73,7 @@ def resources(
             "constraint": lambda wildcards: where(wildcards).constraint,
             "qos": lambda wildcards: where(wildcards).qos,
         }
-    if gpus and option == "gres":  # which the plugin refuses among further options
+    if gpus and option == "gres":  # the plugin refuses it among further options
         found["gres"] = lambda wildcards: f"gpu:{gpus(wildcards)}"
     return found | ({"slurm_extra": all_options} if options or gpus else {})
 
@@ -81,13 +82,13 @@ def options(
     own: str = "", returns: bool = False, after: RunFolder | None = None, rule: str = "", outlives: bool = False
 ) -> str:
     found = queue.dependency(rule, after) if after else []
-    found += ["--open-mode=append"] if returns else []  # it writes to the same log again
+    found += ["--open-mode=append"] if returns else []  # a requeued job appends to the same log
     found += ["--no-kill"] if outlives else []
     return " ".join([*found, own]).strip()
 
 
 def _gpus(number: int, option: str) -> str:
-    """The plugin's own `gpu` resource would also set tasks per GPU."""
+    """Options for GPUs; not the plugin's own `gpu` resource, which would also set tasks per GPU."""
     if option == "gpus-per-task":
         return "--gpus-per-task=1" + (" --ntasks-per-node=1" if number == 1 else "")
     return {"gres": "", "exclusive": "--exclusive"}.get(option, f"--{option}={number}")

@@ -25,25 +25,25 @@ from megaboa.scheduler.ranks import (
 )
 from megaboa.scheduler.slurm import queries
 
-# srun's own output, next to the logs of the ranks; and that of a node's only task.
+# srun's own output, next to the ranks' logs, and the output of a node's only task.
 SRUN_LOG, NODE_LOG = "srun.log", "node-{}.log"
 GONE_SECONDS = 30
 LOOK_SECONDS = 1
-# One process: within the job's own allocation, next to the step that waits for it, or as a job of its own.
+# Options for one process: within the job's allocation, next to the step that waits for it, or as a job of its own.
 STEP = ("--overlap", "--nodes=1", "--ntasks=1")
-# Who makes an image doesn't wait in the queue until a GPU is free.
+# With a limit, because the making of an image shouldn't wait in the queue for a free GPU.
 JOB = ("--nodes=1", "--ntasks=1", "--time=30", "--job-name=megaboa-image", "--immediate=60")
 _NO_ALLOCATION = re.compile(
     r"Unable to (allocate resources|create step|confirm allocation|contact slurm controller).*", re.IGNORECASE
 )
 # `srun: error: n2: task 1: Killed`, `srun: error: n[1-2]: tasks 0-1: Exited with exit code 1`
 _TASK = re.compile(r"^srun: error: (?P<node>\S+): tasks? (?P<rank>\d+)\S*: (?P<what>.*)$", re.MULTILINE)
-# From here on tasks end because srun makes them.
+# After this line, tasks end because srun ends them.
 _CANCELLED = re.compile(r"^slurmstepd\S*: error: \*\*\* STEP \S+ ON \S+ CANCELLED", re.MULTILINE)
-# SLURM ends the step: a node failed, somebody cancelled it, its time is over.
+# SLURM ends the step by itself: a node failed, somebody cancelled it, or its time is over.
 _ENDS_ANYWAY = re.compile(rf"{_CANCELLED.pattern}|^srun: Job step aborted", re.MULTILINE)
 _SAID = re.compile(r"^(?:srun|slurmstepd\S*): error: .*", re.MULTILINE)
-# Of a node whose only task starts its ranks, that task's last words.
+# Last words of a node's only task, which starts its ranks.
 _RANK = re.compile(r"^rank (\d+) (?:was killed by|ended with)", re.MULTILINE)
 _EXIT_CODE = re.compile(r"Exited with exit code (\d+)")
 _SIGNALS = {"Killed": 9, "Terminated": 15, "Segmentation fault": 11, "Aborted": 6, "Bus error": 7, "Interrupt": 2}
@@ -63,9 +63,11 @@ def srun_command(
     further: Sequence[str] = (),
     chosen: Sequence[str] = (),
 ) -> list[str]:
-    """The command that starts the ranks. All counts are explicit: SLURM_* in a rule's shell are not reliable.
+    """The command that starts the ranks. All counts are explicit, because SLURM_* variables in a rule's shell aren't
+    reliable.
 
-    `chosen`: the nodes, where they aren't all of the job's; ranks come to them in the job's order."""
+    `chosen`: the nodes, if they aren't all of the job's; ranks are assigned in the job's order.
+    """
     return [
         srun,
         f"--nodes={nodes}",
@@ -73,13 +75,13 @@ def srun_command(
         f"--ntasks={nodes * tasks_per_node}",
         f"--ntasks-per-node={tasks_per_node}",
         f"--cpus-per-task={cpus_per_task}",
-        "--distribution=block",  # ranks of a node are neighbours
-        "--mem=0",  # all memory of the job: the step is alone
-        # However the job asked for them: these are what every kind of SLURM knows.
+        "--distribution=block",  # neighbouring ranks share a node
+        "--mem=0",  # all memory of the job, as the step is alone
+        # Regardless of the job's own option, this one works with every SLURM.
         *([f"--gres=gpu:{gpus_per_node}"] if gpus_per_node else []),
         *([f"--cpu-bind={cpu_bind}"] if cpu_bind else []),
-        "--overlap",  # never wait for a step that won't die
-        "--kill-on-bad-exit=0",  # srun would send SIGTERM, which no rank in a collective hears, and wait for KillWait
+        "--overlap",  # doesn't wait for an earlier step that won't die
+        "--kill-on-bad-exit=0",  # otherwise srun sends SIGTERM, ignored in a collective, and waits for KillWait
         "--export=ALL",
         f"--output={output}",
         f"--job-name={name}",
@@ -89,38 +91,39 @@ def srun_command(
 
 
 def without_options(environment: Mapping[str, str]) -> dict[str, str]:
-    """Without what srun would take for options of its own.
+    """An environment without variables that srun would interpret as its options.
 
-    GPUs per task are hidden from the node's other tasks; since SLURM 23.11 the last variable names them too.
+    GPUs per task are hidden from the node's other tasks; since SLURM 23.11 the last variable also names them.
     """
     options = ("SRUN_", "SBATCH_", "SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK")
     return {name: value for name, value in environment.items() if not name.startswith(options)}
 
 
 def one_process(wanted: ImageStart, step: bool, gpus: int = 0) -> list[str]:
-    """`wanted`: how things are started in an image, of which srun's plugin is told what follows these words."""
+    """The words before a command that start one process. `wanted`: how the image is started; its options for the plugin
+    follow these words."""
     gpu = [f"--gres=gpu:{gpus}"] if gpus else []
     return [wanted.srun, *(STEP if step else (*JOB, *wanted.places)), *gpu, *wanted.srun_args]
 
 
 def refusal(said: str) -> str | None:
-    """What srun says where it has started nothing."""
+    """srun's message if it has started nothing."""
     found = _NO_ALLOCATION.search(said)
     return f"srun gave no allocation: {found[0]}" if found else None
 
 
 def has_pyxis(srun: str) -> bool:
-    """Whether srun here knows the options of the plugin."""
+    """Whether srun here has the plugin's options."""
     if shutil.which(srun) is None:
         return False
     return "--container-image" in subprocess.run([srun, "--help"], capture_output=True, text=True).stdout
 
 
 def task(environment: Mapping[str, str]) -> Task | None:
-    """Which task of a step this process is."""
+    """This process's place among the tasks of a step."""
     if "SLURM_PROCID" not in environment:
         return None
-    # A batch script that is one task needs none of the others.
+    # A batch script is a single task, and lacks the other variables.
     names = {
         "SLURM_PROCID": 0,
         "SLURM_LOCALID": 0,
@@ -133,7 +136,7 @@ def task(environment: Mapping[str, str]) -> Task | None:
 
 
 class SrunRanks:
-    """One srun process; every task writes its own log on its own node."""
+    """Ranks started by one srun process; every task writes its own log on its own node."""
 
     def __init__(
         self,
@@ -148,13 +151,13 @@ class SrunRanks:
         ports: str | None = None,
         is_here: bool = True,
     ):
-        """`address`: the host of rank 0; `is_here`: it is this one."""
+        """`address`: the host of rank 0; `is_here`: whether that is this host."""
         self.tasks_are_ranks = tasks_are_ranks
         self.job, self.name, self.log = job, name, logs / SRUN_LOG
         self._look_at, self._one_failed = 0.0, False
         self._end_before_ours: Ended | None = None
-        # Held until the ranks have ended. If a spare has replaced this host, rank 0 is elsewhere, and what is free here
-        # says nothing: a port that is taken there is a transient failure, and the next attempt takes another.
+        # Reserved until the ranks have ended. If a spare has replaced this host, rank 0 is elsewhere, and free ports
+        # here say nothing: a port in use is then a transient failure, and the next attempt takes another.
         self.port = ReservedPort(ports=ports) if is_here else AnyPort(ports)
         with self.log.open("ab") as stream:
             self.process = subprocess.Popen(
@@ -163,7 +166,7 @@ class SrunRanks:
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C is the supervisor's business
+                start_new_session=True,  # Ctrl-C is handled by the supervisor
             )
 
     def poll(self) -> Ended | None:
@@ -178,7 +181,7 @@ class SrunRanks:
         return ended if self.tasks_are_ranks else replace(ended, rank=self._failed_rank_of(ended.rank))
 
     def _failed_rank_of(self, task: int | None) -> int | None:
-        """By the log of a node's only task, if this host can read it already."""
+        """The failed rank, from the log of a node's only task, if it is visible on this host yet."""
         if task is None:
             return None
         found = _RANK.findall(_text(self.log.with_name(NODE_LOG.format(task))))
@@ -192,7 +195,7 @@ class SrunRanks:
         if time.monotonic() < self._look_at:
             return
         said, wait = self._said(), float(LOOK_SECONDS)
-        if _ENDS_ANYWAY.search(said):  # a second signal would only meet slurmd at it
+        if _ENDS_ANYWAY.search(said):  # another signal would only find slurmd ending the step
             self._one_failed = False
         elif self._one_failed:
             self._end_before_ours = self._end_before_ours or read_end(1, said)
@@ -225,7 +228,10 @@ class SrunRanks:
         self.process.wait()
 
     def _kill_step(self) -> bool:
-        """Whether SLURM does it; else, as where the controller doesn't answer, srun was told to."""
+        """Kill the step by SLURM; if the controller doesn't answer, ask srun to do it.
+
+        Returns whether SLURM does it.
+        """
         if self._signal("KILL"):
             return True
         with contextlib.suppress(ProcessLookupError):
@@ -248,7 +254,7 @@ def _text(path: Path) -> str:
 
 
 def end_step(job: str, name: str) -> None:
-    """Ranks outlive an srun that is killed; they must not go on next to those that are started next."""
+    """End a step. Ranks outlive a killed srun, and must not run alongside those that are started next."""
     deadline = time.monotonic() + GONE_SECONDS
     while time.monotonic() < deadline:
         with contextlib.suppress(UnreachableError):
@@ -260,10 +266,10 @@ def end_step(job: str, name: str) -> None:
 
 
 def read_end(code: int, log: str) -> Ended:
-    """How the ranks ended, from srun's exit code and its words.
+    """How the ranks ended, from srun's exit code and output.
 
-    A task that was killed is the cause of others that failed; those that srun terminated caused nothing. One that
-    aborts may do so because NCCL lost another.
+    A task that was killed is the cause of failures of other tasks. Tasks that srun terminated caused nothing, and one
+    that aborts may do so because NCCL lost another.
     """
     if code == 0:
         return Ended()
