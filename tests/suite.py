@@ -82,7 +82,7 @@ class Tally:
 
     counts: Counter = field(default_factory=Counter)
     slowest: list[tuple[float, str]] = field(default_factory=list)
-    failed: list[str] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)  # with the summary
 
     def add(self, name: str, returncode: int, output: str) -> str:
         """Count a pytest's tests; return its summary."""
@@ -90,9 +90,10 @@ class Tally:
         for number, what in _COUNTED.findall(summary):
             self.counts["failed" if what.startswith("error") else what] += int(number)
         self.slowest += [(float(seconds), test) for seconds, _, test in _DURATION.findall(output)]
+        summary = summary.strip("= ") or f"pytest ended with {returncode}"
         if returncode not in (0, 5):  # 5: none was selected
-            self.failed.append(name)
-        return summary.strip("= ") or f"pytest ended with {returncode}"
+            self.failed[name] = summary
+        return summary
 
 
 @dataclass
@@ -239,7 +240,7 @@ def conclude(tally: Tally, left_out: list[str], seconds: float) -> int:
     if left_out:
         say(f"no time was left for {len(left_out)} files:", *(f"  {name}" for name in left_out))
     if tally.failed:
-        say("failed:", *(f"  {name}" for name in tally.failed))
+        say("failed:", *(f"  {name}: {summary}" for name, summary in tally.failed.items()))
     counts = ", ".join(f"{tally.counts[what]} {what}" for what in ("passed", "failed", "skipped"))
     say(f"{seconds / 60:.0f} minutes", counts)
     return 1 if tally.failed or not tally.counts["passed"] else 0

@@ -86,6 +86,13 @@ def test_a_long_file_is_not_started_shortly_before_the_end(tmp_path):
     assert tally.counts["passed"] == 1
 
 
+def test_a_file_whose_pytest_is_killed_is_listed_with_how_it_ended(capsys):
+    tally = suite.Tally()
+    tally.add("tests/run/test_b.py", -9, "...\n")
+    assert suite.conclude(tally, [], 60.0) == 1
+    assert "  tests/run/test_b.py: pytest ended with -9" in capsys.readouterr().out.splitlines()
+
+
 @pytest.mark.parametrize(("body", "code", "counts"), [("assert True", 0, "1 passed"), ("assert 3 == 4", 1, "1 failed")])
 def test_a_file_that_fails_is_shown_whole_and_counts(tmp_path, capsys, body, code, counts):
     path = tmp_path / "test_one.py"
