@@ -36,7 +36,7 @@ llama3.llama3_args["peer"] = TransformerModelArgs(
     vocab_size=config["vocab_size"],
     norm_eps=config["rms_norm_eps"],
     rope_theta=rope["rope_theta"],
-    ffn_dim_multiplier=3 / config["hidden_size"],  # slightly too large, then rounded to the wanted width
+    ffn_dim_multiplier=3 / config["hidden_size"],  # a few columns, rounded up to the wanted width
     multiple_of=config["intermediate_size"],
 )
 

@@ -35,14 +35,15 @@ MINUTE, HOUR, DAY = 60.0, 3600.0, 86_400.0
 class Timings:
     step: float
     save: float  # seconds that a save blocks training
-    write: float  # seconds from a save's begin to the complete checkpoint
+    write: float  # seconds from a save's start to the complete checkpoint
     start_up: float  # seconds from the allocation to the loading of the checkpoint
     load: float
 
 
 # step: a 120B model on 64 H100, docs.nvidia.com/nemo/automodel/performance/performance-summary.
 # save and write: a 7B model, 148.8 s if blocking, 6.3 s in the background,
-# pytorch.org/blog/reducing-checkpointing-times; a save in the background is assumed to take as long.
+# pytorch.org/blog/reducing-checkpointing-times; a save in the background is assumed to be written as slowly as a
+# blocking one.
 # start_up and load: assumed; image, imports, communicators and first step take minutes rather than seconds.
 EXAMPLES = {
     "saves that block": Timings(step=7.3, save=148.8, write=148.8, start_up=300, load=60),

@@ -1,6 +1,6 @@
 rule report:
     input:
-        # ancient: the report depends only on identities, and on its own settings, not on wall times and sizes of jobs.
+        # ancient: all that the report shows of the plan is identity or in its settings, not jobs' wall times or sizes.
         ancient("<experiment>/plan.tsv"),
         SHARED.reported,
         SHARED.analyses,

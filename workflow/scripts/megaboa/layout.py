@@ -120,7 +120,7 @@ class Layout:
 
     @property
     def dp(self) -> int | None:
-        """Data parallel size; None if the number of ranks is no multiple of the model's ranks."""
+        """Data parallel size; None if the number of ranks is unknown, or no multiple of the model's ranks."""
         return _copies(self.world_size, self.model_ranks)
 
     @property

@@ -163,6 +163,6 @@ def label(name: str) -> str:
 
 
 def is_timed(column: str) -> bool:
-    """Whether a column is a time measurement, or a statistic of one, such as `seconds.p25`."""
+    """Whether a column comes from a clock or a meter, or is a statistic of such a column: `seconds.p25`."""
     name = column if column in _BY_NAME else column.rpartition(".")[0]
     return column == "time" or named(name).timed

@@ -40,8 +40,8 @@ class Kind:
 GPT_STEP = "megatron.bridge.training.gpt_step"
 NOT_HERE = "Bridge trains it by a forward step of its own ({}), which has not been tried here"
 
-# In order of precedence: the first kind whose pattern matches the name of a class or one of its bases. Other classes
-# are derived from GPT's or the hybrid's.
+# In order of precedence: a model is of the first kind whose pattern matches its class or one of its bases. GPT's and
+# the hybrid's come after the kinds that are derived from them.
 KINDS = (
     Kind(
         "t5",
@@ -177,8 +177,10 @@ def of_family(model_type: str) -> Kind:
 
 
 def of_recipe(module: str) -> Kind:
-    """The kind of a model, from the module of its Bridge recipe; default: GPT. Other kinds are refused when they are
-    built."""
+    """The kind of a model, from the module of its Bridge recipe; default: GPT.
+
+    If a recipe without a pattern makes another kind of model, its provider's classes show that when it is built.
+    """
     return next((kind for kind in KINDS if re.search(kind.recipes, module)), BY_NAME[GPT])
 
 

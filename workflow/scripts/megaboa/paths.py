@@ -459,7 +459,7 @@ def sent_alerts(store: Path, user: int) -> Path:
 
 @dataclass(frozen=True)
 class AlongFolder(RunFolder):
-    """A run at one of its checkpoints: runs/<run>/along/<iteration>/ has what was exported of that checkpoint."""
+    """A run at one of its checkpoints: runs/<run>/along/<iteration>/ has what was made from that checkpoint."""
 
     iteration: int = 0
 

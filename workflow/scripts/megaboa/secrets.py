@@ -16,17 +16,12 @@ SHORTEST = 8  # shorter values would match in unrelated files
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a name is one of a secret, such as `HF_TOKEN` or `AWS_SECRET_ACCESS_KEY`, but not `KEYBOARD`."""
+    """Whether a variable with this name holds a secret: `WANDB_API_KEY`, `HF_TOKEN`; not `TOKENIZERS_PARALLELISM`."""
     return any(pattern.search(name) for pattern in _NAMES)
 
 
 def has_credentials(value: str) -> bool:
-    """Whether a value is an address with credentials: `postgres:
-
-    me:secret@host`, `https:
-
-    token@git.example.com`.
-    """
+    """Whether a value is an address with credentials: `postgres://me:secret@host`, `https://token@git.example.com`."""
     return bool(_CREDENTIALS.search(value))
 
 

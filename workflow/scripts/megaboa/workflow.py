@@ -41,7 +41,7 @@ from megaboa.scheduler import local
 from megaboa.scheduler.answers import UnreachableError
 from megaboa.scheduler.registry import cluster
 
-PREVIEW = "preview"  # folder below the results for the plan of a dry run
+PREVIEW = "preview"  # folder below the results for a plan that is only looked at
 LOOKS = {
     *("--dag", "--rulegraph", "--filegraph", "--d3dag", "--summary", "-S", "--detailed-summary", "-D", "--lint"),
     *("--list-rules", "--list", "-l", "--list-target-rules", "--lt", "--list-changes", "--list-untracked", "--lu"),
@@ -146,10 +146,10 @@ def write_plan(
     command: str,
     restarted: Collection[str] = (),
 ) -> tuple[dict[str, str], list[Path]]:
-    """Write the plan: a dry run writes a preview that no job reads, a real call records what it submits. Return the
-    preview's replacements of files, and the copies of the configuration that jobs read.
+    """Write the plan. Return the preview's replacements of files, and the copies of the configuration that jobs read.
 
-    `mine`: no other process works on the experiment.
+    A real call also records what it submits. A call that only looks, such as a dry run, writes a preview that no job
+    reads, if the experiment was called before or isn't `mine`. `mine`: no other process works on the experiment.
     """
     if looks and (shared.paths.was_called or not mine):
         if differing := write_preview(plan, shared):
@@ -299,7 +299,7 @@ def introduce(plan: Plan, on_cluster: bool) -> None:
 
 
 def asked_for(plan: Plan, on_cluster: bool) -> list[str]:
-    """What training asks of a cluster, and which requests can't be met."""
+    """What training asks of a cluster or GPUs, and what isn't available for recipes."""
     said = []
     if recipes := sorted(name for name, model in plan.models.items() if not model.has_source):
         said.append(f"recipes have no Hugging Face import, export or proof: {', '.join(recipes)}")

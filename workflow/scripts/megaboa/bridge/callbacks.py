@@ -49,7 +49,7 @@ SETUP = {
 
 
 class StepWriter(Callback):
-    """Writes the events of the last rank, which holds the last pipeline stage, where the loss is computed."""
+    """Writes the run's events as seen by the last rank, which holds the last pipeline stage, where the loss is."""
 
     def __init__(self, path: Path, reached: Mapping[str, float] | None = None):
         """`reached`: earlier phases that this process has completed, with their times."""

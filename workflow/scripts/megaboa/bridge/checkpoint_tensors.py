@@ -26,8 +26,8 @@ COMMON, RANDOM = "common_state", "rng_state"
 # Megatron pads their rows to a multiple for tensor parallel ranks.
 PADDED = ("word_embeddings.weight", "output_layer.weight")
 PIECE = 1 << 24  # elements compared at a time: 64 MB in fp32
-# Counters of `train_state.pt` that are the same in every layout.
 OF_LAYOUT = {"params", "is_expert_parallel"}  # fields of a parameter group that depend on the layout
+# Counters of `train_state.pt` that are the same in every layout.
 COUNTED = ("step", "consumed_train_samples", "skipped_train_samples", "consumed_valid_samples")
 
 

@@ -96,7 +96,7 @@ def _value(config: ConfigContainer, field: str) -> Any:
         if value is None or not hasattr(value, name):
             return _ABSENT
         value = getattr(value, name)
-    if name == "cuda_graph_modules":  # or its former name, which lists the full iteration as a module
+    if name == "cuda_graph_modules":  # or those of its former name; the full iteration is one of them
         whole = (
             ["full_iteration"] if config.model.cuda_graph_impl == "local" and is_full_iteration(config.model) else []
         )

@@ -108,7 +108,7 @@ def build(run: RunSpec, inputs: Inputs) -> ConfigContainer:
 
 
 def build_as_launched(folder: RunFolder, inputs: Inputs) -> ConfigContainer:
-    """The result of `build`, plus the overrides of launch.json, which don't affect training. Bridge validates both."""
+    """The result of `build` and launch.json's overrides, which don't change what is trained. Bridge validates both."""
     return override(build(folder.run, inputs), folder.launch.overrides)
 
 
@@ -160,7 +160,7 @@ def place(
 
 
 def _keep_snapshots(config: ConfigContainer, attempt: AttemptFolder) -> None:
-    """Bridge's default path belongs to NeMo-Run; elsewhere it doesn't exist, which would end the run."""
+    """Replace Bridge's default path, which belongs to NeMo-Run: elsewhere it doesn't exist, which would end the run."""
     profiling = config.profiling
     if profiling is not None and profiling.record_memory_history and "/nemo_run/" in profiling.memory_snapshot_path:
         folder = attempt.traces("memory")
@@ -188,8 +188,8 @@ def track(config: ConfigContainer, wanted: Tree, store: RunStore, attempt: Attem
 
 
 def saves_in_background(config: ConfigContainer) -> bool:
-    """The default: on GPUs, if the package that Bridge writes with is installed (Megatron-Core's own way is
-    deprecated).
+    """Whether checkpoints are saved in the background by default: on GPUs, if the package that Bridge writes with is
+    installed (Megatron-Core's own way is deprecated).
 
     Not with Megatron-FSDP: on two H200s all of its shardings hung in their first save (Bridge 0.6.2).
     """
@@ -211,8 +211,8 @@ def _save_nothing(saved: CheckpointConfig) -> None:
 def profile(config: ConfigContainer, wanted: ProfileSpec) -> None:
     """Train only the first steps, under the profiler, with the learning rates of the whole run and without saves.
 
-    A few more steps follow the captured ones, to compare them with and see the profiler's cost. Trials of `snakemake
-    tune` have no profiler and need none.
+    A few more steps follow the captured ones: the comparison shows the profiler's own cost. Trials of `snakemake tune`
+    have no profiler, and so nothing to compare.
     """
     begin, end = wanted.steps
     config.scheduler.lr_decay_iters = config.scheduler.lr_decay_iters or config.train.train_iters
@@ -364,7 +364,7 @@ def _set_sharding(config: ConfigContainer, parallel: Tree) -> None:
 
 
 def _overlaps(config: ConfigContainer, run: RunSpec) -> Tree:
-    """Overlaps to turn off where Bridge's defaults (on) can't be used; overrides and keys still take precedence.
+    """Overlaps to turn off where Bridge's defaults (on) don't fit. Keys for them come later, with other overrides.
 
     On the CPU, gloo copies messages on the processor that calculates, so there is nothing to hide them behind.
     """
@@ -386,8 +386,8 @@ def _set_pipeline(config: ConfigContainer, parallel: Tree) -> None:
 
 
 def _begin_schedule_anew(config: ConfigContainer, parent: Parent | None) -> None:
-    """By default, let the schedule end at the run's last step even if the optimizer's state isn't loaded, because it
-    then counts from the parent's step."""
+    """Without the optimizer's state the schedule counts from the parent's step: let it end at the run's last step by
+    default."""
     if parent and not parent.weights_only and not parent.load.optimizer and config.scheduler.lr_decay_iters is None:
         config.scheduler.lr_decay_iters = config.train.train_iters - parent.iteration
 

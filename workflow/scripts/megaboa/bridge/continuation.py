@@ -142,7 +142,7 @@ def keep_buckets(config: Any, theirs: Tree) -> list[str]:
     }
     for part in filter(None, (config.ddp, config.comm_overlap)):  # comm_overlap overwrites ddp
         part.overlap_grad_reduce, part.bucket_size = was, size
-    for part in filter(None, (config.ddp, config.comm_overlap, config.optimizer)):  # Bridge applies any of them
+    for part in filter(None, (config.ddp, config.comm_overlap, config.optimizer)):  # one that is true sets all
         part.overlap_param_gather = part.overlap_param_gather and was
     if getattr(config.ddp, "num_buckets", None):  # excludes bucket_size
         config.ddp.num_buckets = None

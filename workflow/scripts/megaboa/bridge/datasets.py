@@ -65,8 +65,8 @@ def configure(config: ConfigContainer, data: dict[str, Any], corpora: Corpora) -
 
 
 def paths_and_weights(blend: Blend, corpora: Corpora) -> tuple[list[str], list[float] | None]:
-    """The datasets of a blend and their weights. A corpus's weight is divided by its datasets' own weights, or by
-    tokens."""
+    """The datasets of a blend and their weights. A corpus's weight is shared among its datasets by their own weights,
+    or by their tokens."""
     paths, weights = [], []
     for name, weight in blend.items():
         parts = [part for part in corpora[name].datasets if part.tokens]

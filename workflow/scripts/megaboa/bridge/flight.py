@@ -35,7 +35,7 @@ def on_signal() -> None:
     os.set_blocking(wakes, False)
     signal.signal(STACKS_SIGNAL, lambda number, frame: None)
     signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
-    faulthandler.register(STACKS_SIGNAL, all_threads=True, chain=True)  # after the above, which wakes the thread
+    faulthandler.register(STACKS_SIGNAL, all_threads=True, chain=True)  # then the handler above, which wakes the thread
 
     def listen() -> None:
         while numbers := os.read(hears, 64):

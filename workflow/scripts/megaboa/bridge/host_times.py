@@ -64,7 +64,7 @@ class Host:
 
 
 def measure(bench: Bench, ranks: int, each: Each) -> Host:
-    """Measure on all ranks at the same time. `ranks`: number of ranks that share layers; `each`: measures by type."""
+    """Measure on all ranks at the same time. `ranks`: those of a node (1 on the CPU); `each`: measures by type."""
     small = GPU if bench.is_gpu else CPU
     plain, *_ = bench.kinds
     sharing = shared_by(ranks)

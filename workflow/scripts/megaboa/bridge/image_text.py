@@ -37,7 +37,7 @@ class ImageTextDatasetConfig(GPTDatasetConfig):
     patch_values: int = 0
     merged: int = 2
     side: int = 2
-    special: tuple[int, ...] = ()  # image, start of an image, its end ...
+    special: tuple[int, ...] = ()  # tokens, in the order of SPECIAL
     words: int = 0
 
     def __init__(self, **given: Any) -> None:

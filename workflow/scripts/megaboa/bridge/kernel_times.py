@@ -91,7 +91,7 @@ class Bench:
 
     @property
     def kinds(self) -> list[str]:
-        """The types of matrix products that this device supports, plain 16 bits (fp32 on a CPU) first."""
+        """The types of matrix products that this device supports, bf16 (fp32 on a CPU) first."""
         if not self.is_gpu or te is None:
             return ["bf16" if self.is_gpu else "fp32"]
         has = torch.cuda.get_device_capability(self.device)
@@ -124,7 +124,7 @@ class Bench:
         return statistics.median(found)
 
     def kernels(self, work: Work) -> float:
-        """The GPU's time for `work`. The host first gives the GPU a sleep, so that it stays ahead of it."""
+        """The GPU's time for `work`. The host first lets the GPU sleep, and so stays ahead of it."""
         if not self.is_gpu:
             return self.host(work, times=5)
         each = self.host(work, times=3)  # the longer of the GPU's and the host's time

@@ -40,7 +40,7 @@ type Key = tuple[int, int]  # iteration and attempt
 
 
 def place(folder: Path, store: RunStore, name: str) -> Path:
-    """The folder of this host's copies. Its parent, which belongs to this user alone, is created here: copies are
+    """The folder of this host's copies, below one that belongs to this user alone and is created here: copies are
     pickles, so nobody else may write there."""
     if not folder.is_dir():
         raise InputError(
@@ -58,7 +58,7 @@ def place(folder: Path, store: RunStore, name: str) -> Path:
 
 
 def refuse(config: Any) -> None:
-    """Refuse configurations in which a copy would lack a part of the state, or can't be resumed from."""
+    """Refuse configurations whose copies would be incomplete or of no use, or that lack checkpoints to fall back on."""
     saved, optimizer = config.checkpoint, str(config.optimizer.optimizer)
     why = None
     if saved.ckpt_format != "torch_dist":

@@ -2,7 +2,7 @@
 
 Core's datasets mask words in samples of whole sentences, and need a corpus whose documents are split into sentences
 (Megatron-LM's `--split-sentences`). Corpora written here have one sequence per document, which is split into pieces of
-equal length when it is read. An existing corpus with sentences (`megatron:`) is read by these.
+equal length when it is read. A corpus that was split before (`megatron:`) is read by its own sentences.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class MaskedDatasetConfig(GPTDatasetConfig):
 
     @classmethod
     def like(cls, dataset: GPTDatasetConfig, **given: Any) -> Self:
-        """A configuration with the settings of a recipe's common dataset."""
+        """A configuration with the settings of a recipe's common dataset, and those given."""
         names = [field.name for field in dataclasses.fields(GPTDatasetConfig) if field.init]
         common = {name: getattr(dataset, name) for name in names}
         return cls(**{**common, "sequence_length": given.get("seq_length", dataset.seq_length), **given})

@@ -104,7 +104,7 @@ class T5Provider(T5ModelProvider):
 def _bert_layers() -> ModuleSpec:
     if HAVE_TE:
         return get_bert_layer_with_transformer_engine_spec()
-    # The specification is shared by the module, so the model must not modify it.
+    # The specification belongs to the module, which all models share, so a model must not modify it.
     return dataclasses.replace(bert_layer_local_spec, submodules=copy.copy(bert_layer_local_spec.submodules))
 
 

@@ -160,7 +160,7 @@ def _locate_or_read(reader: FileSystemReader, item: ReadItem) -> torch.Tensor | 
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is contiguous in memory, without holes."""
+    """Whether a tensor's bytes are those of its elements, one after the other."""
     return type(tensor) is torch.Tensor and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 

@@ -108,7 +108,7 @@ def _check(
 
 
 def without_image(facts: Facts, folder: RunFolder) -> str | None:
-    """A known lack of the ranks' Python, or of the image that is built for them: then no other image can help."""
+    """What the ranks' Python, or the image built for them, is known to lack, if no other image will come; else None."""
     launch = folder.launch
     if launch.image is None:
         if launch.start and launch.start.python:  # its packages aren't known here

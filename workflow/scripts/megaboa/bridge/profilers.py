@@ -26,7 +26,7 @@ class Profiler:
     """Interface of a profiler, which runs on every profiled rank."""
 
     def __init__(self, folder: Path, rank: int):
-        """Called before the run's first step. Files in `folder` are kept; their names must contain `rank-<rank>`."""
+        """Called before the run's first step. Files in `folder` are kept; their names contain `rank-<rank>`."""
 
     def step(self) -> None:
         """Before every step of the run, up to the last that is captured."""

@@ -79,7 +79,7 @@ Batch = dict[str, torch.Tensor]
 def prove_import(source: ModelSource, checkpoint: Path, layout: Layout = WHOLE) -> list[Check]:
     """Prove that the Megatron checkpoint holds the Hugging Face model, completely and nothing else.
 
-    Several ranks hold parts of the model; only the last one returns checks.
+    If there are several ranks, each holds a part of the model, and only the last one returns checks.
     """
     bridge = converter_of(source)
     config = AutoConfig.from_pretrained(source.path, local_files_only=True)
@@ -100,8 +100,8 @@ def prove_export(
 ) -> tuple[list[Check], dict[str, str]]:
     """Prove that the exported folder is the checkpoint, completely, and a model that transformers loads and runs.
 
-    Also returns checks that were not possible, and why. Several ranks hold parts of the checkpoint; only the last one
-    returns results.
+    Also returns checks that were not possible, and why. If there are several ranks, each holds a part of the
+    checkpoint, and only the last one returns results.
     """
     if layout.world_size == 1 or int(os.environ["RANK"]) == layout.world_size - 1:
         found = _Found(export, source, folder)
@@ -118,7 +118,7 @@ def prove_export(
         checks.append(second_export(bridge, model, folder, source, export))
         theirs = reference.load(export.path, source.params) if found else None
         checks += same_logits(model, theirs, vocab_size)
-        del model  # it computes in fp32 since then
+        del model  # same_logits has made it compute in fp32
         model = load_trained(bridge, folder, checkpoint, layout)
         read_back(bridge, model, export.path)
         checks.append(same_parameters(trained_bits, parameter_digests(bridge, model, vocab_size)))
@@ -191,7 +191,7 @@ def second_export(
     """Check that a second export, in another process, gives the same tensors bit for bit, and the same other files.
 
     The tensors are compared one at a time and not written. Their order, and thus their files, may differ, because it
-    depends on the ranks. Only the last rank returns the result. Adapters are written again, and their files compared.
+    depends on the ranks. Only the last rank's result counts. Adapters are written again, and their files compared.
     """
     tensors = hf_tensors(bridge, model)
     if not is_last():

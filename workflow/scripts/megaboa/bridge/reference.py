@@ -92,7 +92,7 @@ def widen_by_layers(model: torch.nn.Module) -> None:
 
 
 def widen(part: torch.nn.Module, weights: Sequence[torch.Tensor]) -> None:
-    """Hooks that widen these weights to fp32 while a part computes: its own, or another part's that it receives."""
+    """Keep these weights in fp32 while a part computes: its own, or another part's that it receives."""
     part.register_forward_pre_hook(partial(_widen, weights))
     part.register_forward_hook(_restore, always_call=True)
 

@@ -23,7 +23,7 @@ NEAREST = 8  # number of margins kept for a layer's step
 class RoutingWriter(Callback):
     """Writes one line per step: by layer, the number of tokens of each expert, and the smallest margins of a choice.
 
-    The margin of a token is the distance between the logits of its last chosen expert and of the best other one.
+    The margin of a token is the logit of its last chosen expert, minus that of the best expert that wasn't chosen.
     """
 
     def __init__(self, path: Path):
@@ -76,7 +76,7 @@ def _margins(router: TopKRouter, logits: torch.Tensor, chosen: torch.Tensor) -> 
 
 
 def _of_layer(seen: list[tuple[torch.Tensor, torch.Tensor | None]]) -> dict[str, Any]:
-    """The sums over all microbatches of a step."""
+    """The loads and the smallest margins over all microbatches of a step."""
     loads = torch.stack([load for load, _ in seen]).sum(0)
     margins = [margin for _, margin in seen if margin is not None]
     nearest = sorted(torch.cat(margins).tolist())[:NEAREST] if margins else []

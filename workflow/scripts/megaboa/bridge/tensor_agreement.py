@@ -119,7 +119,7 @@ def judged(
 ) -> TensorCheck:
     """The check with its result.
 
-    `before`: the difference at an earlier step, before which the two runs were identical; None if there is none.
+    `before`: the difference at an earlier step, up to which both runs did the same; None if there is no such step.
     """
     count = len(found.distances)
     if found.missing:

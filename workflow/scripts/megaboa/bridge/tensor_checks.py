@@ -76,10 +76,9 @@ def trained(before: Tensors, after: Tensors) -> Check:
 
 
 def trained_from_scratch(after: Tensors, dtype: torch.dtype) -> tuple[Check | None, str | None]:
-    """Check that the norms' scales are no longer Megatron's initial constant; otherwise returns why that can't be
-    checked.
+    """Check that training has changed the scales of norms. If that can't be checked, return the reason instead.
 
-    The initial values of other weights are random and not kept.
+    They start as a constant. The initial values of other weights are random and not kept.
     """
     norms = [name for name in after if NORM.search(name)]
     moved = sum(bool((after[name] != after[name].flatten()[0]).any()) for name in norms)

@@ -35,7 +35,7 @@ from megaboa.records import CorpusRead, ExamplesRead, RunSpec, ShownExample, Tre
 from megaboa.run.inputs import bounds_of
 
 FILES = dict(zip(SPLITS, ("training.jsonl", "validation.jsonl", "test.jsonl"), strict=True))  # names that Bridge uses
-LOOKED_AT = 100  # number of examples that are checked for their text
+LOOKED_AT = 100  # number of examples for which it is checked that the template includes their texts
 MOSTLY = 0.5
 
 
@@ -68,7 +68,7 @@ def build(folder: RunFolder, cache: Path) -> Tree:
 
 
 def held_out(config: ConfigContainer, folder: RunFolder, first: int, end: int) -> list[dict[str, Any]]:
-    """The batches that an evaluation read, on all ranks. Ranks share whole batches."""
+    """The batches that an evaluation read, on all ranks: whole batches, which are divided among the ranks."""
     config.dataset.dataset_root = folder.index.cache
     valid = GPTSFTDatasetBuilder(config.dataset, build_tokenizer(config.tokenizer)).build()[SPLITS.index("valid")]
     size = config.validation.eval_global_batch_size or config.train.global_batch_size

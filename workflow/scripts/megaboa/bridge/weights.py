@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import torch
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-OS_ERROR = re.compile(r"os error (\d+)")  # safetensors' message for a full disk
+OS_ERROR = re.compile(r"os error (\d+)")  # in safetensors' message for an error such as a full disk
 METADATA = {"format": "pt"}  # transformers refuses files without it
 
 

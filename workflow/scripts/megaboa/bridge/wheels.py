@@ -11,7 +11,7 @@ APEX_KERNEL = "fused_weight_gradient_mlp_cuda"
 
 
 def keep_compiled_helpers(initialize: Any) -> None:
-    """Don't let `megatron.bridge.training.initialize` compile helpers that the wheel has already compiled.
+    """Don't let `megatron.bridge.training.initialize` compile helpers that the wheel contains in compiled form.
 
     It would call make in a folder without a Makefile, and exit.
     """

@@ -79,7 +79,7 @@ def hand_over(device: str | None = None) -> None:
     if HELD in os.environ:  # a rank, which must not outlive its starter
         die_with_parent()
     try:
-        connection, child = _begun(device or os.environ[FORKED])
+        connection, child = _forked_child(device or os.environ[FORKED])
     except RefusedError as reason:
         print(f"megaboa: imports for itself: {reason}", file=sys.stderr, flush=True)
         return
@@ -129,7 +129,7 @@ class Request:
 
 
 def _key(device: str) -> str:
-    """Digest of everything that an import depends on, and that a child can't take over from the caller."""
+    """Digest of everything that an import depends on, and of what a child can't take over from the caller."""
     library = Path(__file__).parents[1]
     sources = [(str(path), path.stat().st_mtime_ns) for path in sorted(library.rglob("*.py"))]
     packages = [(path, Path(path).stat().st_mtime_ns) for path in sys.path if path.endswith("site-packages")]
@@ -175,7 +175,7 @@ def _show(words: list[str]) -> None:
 # --- the calling process --------------------------------------------------------------------------------------------
 
 
-def _begun(device: str) -> tuple[socket.socket, int]:
+def _forked_child(device: str) -> tuple[socket.socket, int]:
     """A connection to the zygote, and a new child; raises OSError if there is none."""
     connection = _connect(device)
     try:
@@ -347,8 +347,8 @@ class Zygote:
         return None
 
     def _begin(self, request: Request, connection: socket.socket, streams: list[int]) -> Request:
-        """Set up a child. It must close the connections of other children, because an open copy would hide that a
-        caller ended."""
+        """Set up a child. It must close the connections of other children, because an open copy would hide from their
+        callers that the zygote closed its end."""
         die_with_parent(self.pid)
         self.listener.close()
         for child in self.children:
@@ -463,7 +463,7 @@ def _why_not_forked() -> str | None:
 
 
 def _has_opened_cuda() -> bool:
-    """Whether CUDA was opened, also by NVML: both open the driver's memory manager."""
+    """Whether CUDA, or NVML, was opened: both open the driver's memory manager."""
     for entry in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
             if str(entry.readlink()).startswith("/dev/nvidia-uvm"):

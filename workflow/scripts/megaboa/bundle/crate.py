@@ -1,8 +1,6 @@
 """`ro-crate-metadata.json` of a bundle: Workflow Run Crate 0.5 over RO-Crate 1.1.
 
-https:
-
-w3id.org/ro/wfrun/workflow/0.5 lists the requirements.
+https://w3id.org/ro/wfrun/workflow/0.5 lists the requirements.
 """
 
 from __future__ import annotations
@@ -188,7 +186,7 @@ def _time(seconds: float) -> str:
 
 
 def experiment_times(results: Path, runs: Sequence[str]) -> tuple[float | None, float]:
-    """Start of the first step and end of the last one, in seconds since 1970; 0 if none has run."""
+    """Start of the first step and end of the last one, in seconds since 1970; None and 0 if none has run."""
     tables = [path for run in runs if (path := ExperimentFolder(results).run(run).steps_table).exists()]
     times = pd.concat([pd.read_parquet(path, columns=["time"])["time"] for path in tables]) if tables else pd.Series()
     return (None, 0.0) if times.empty else (float(times.min()), float(times.max()))

@@ -66,7 +66,7 @@ def _user() -> str:
 
 
 def _host() -> list[str]:
-    """Whether a host's name is distinctive: `gpu-17` is, but `tiny` or `login` also occur in the code."""
+    """This host's name if it is distinctive: `gpu-17` is, but `tiny` or `login` also occur in the code."""
     name = socket.gethostname().partition(".")[0]
     return [name] if re.search(r"[a-z].*[\d-]", name) and len(name) > 4 else []
 

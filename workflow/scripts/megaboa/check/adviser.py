@@ -1,4 +1,4 @@
-"""The legal layouts of a model on a number of GPUs that fit, ordered by predicted speed."""
+"""The legal layouts of a model on a number of GPUs, as far as they fit into memory, ordered by predicted speed."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ def _selective(modules: tuple[str, ...]) -> Tree:
 
 
 def _splits(f: Facts, given: Tree, price: str) -> Iterator[Change]:
-    """Changes to more tensor ranks inside a node, or more pipeline stages."""
+    """Changes to more tensor ranks inside a node, then those to more pipeline stages."""
     tp, pp, gpus = f.layout.tp, f.layout.pp, f.cluster.gpus_per_node
     for factor in (2, 4, 8):
         if tp * factor <= gpus:

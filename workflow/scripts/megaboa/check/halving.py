@@ -27,7 +27,7 @@ from megaboa.records import Trial
 
 FLOOR = 0.01  # assumed minimum noise of a trial, until settings have been repeated
 FIRST_FREEDOM = 3  # number of repetitions that the scatter within trials is worth
-FAILURES = 2  # after which a setting is given up; running out of memory is always repeated
+FAILURES = 2  # after which a setting is given up; out of memory once is enough, as it would happen again
 LEAST = 2  # settings tried in a round besides the leader, if that many may be faster
 REPEATED = 4  # one in this many, the fastest settings, is tried twice: otherwise the noise between trials isn't known
 QUARTILE = 0.25  # of a trial's steps: other work on the machine only makes steps slower

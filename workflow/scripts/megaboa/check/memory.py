@@ -23,7 +23,7 @@ FRAGMENTATION = 0.05  # share of PyTorch's own memory: 7.4 of 134 GiB measured w
 # For Megatron-FSDP, from megatron-core 0.19.2 (megatron_fsdp.py, param_and_grad_buffer.py), and from snapshots of two
 # and four H200s' memory (docs/explanation/memory.md).
 GATHERED_AHEAD = 500_000_000  # parameters gathered in advance, by whole layers, besides the current layer's
-QUEUED = 1_000_000_000  # parameters whose gradients may wait for reduction before it waits for the oldest
+QUEUED = 1_000_000_000  # parameters whose gradients may be queued for reduction before the oldest are waited for
 
 
 @dataclass(frozen=True)
@@ -215,7 +215,7 @@ def _cut_by_fsdp(f: Facts, held: Parameters) -> Parameters:
 
 
 def _copies(f: Facts) -> tuple[int, int]:
-    """Numbers of ranks that share optimizer states: for all parameters but experts', and for experts'."""
+    """Numbers of ranks that states are divided among: for all parameters but experts', and for experts'."""
     instances = f.layout.optimizer_instances
     return (f.layout.dp or 1) * f.layout.cp // instances or 1, (f.layout.expert_dp or 1) // instances or 1
 

@@ -189,7 +189,7 @@ def _needed(rule: str, f: Facts) -> str | None:
 
 
 def lacks(what: str, said: str, has: Packages) -> str | None:
-    """Why a run that Bridge stopped because of `what` can't run in this image; None if only a GPU can tell.
+    """Why a run that Bridge stopped because `what` is missing can't run in this image; None if only a GPU can tell.
 
     `said`: Bridge's message, which may name the required version.
     """

@@ -36,7 +36,7 @@ RULES = tuple(rule for rules in SUBJECTS.values() for rule in rules)
 
 
 def check(facts: Facts) -> list[Finding]:
-    """All broken rules, errors first. Memory is only checked if there are no other errors."""
+    """All broken rules, errors first. The memory check is skipped if there are errors."""
     found = [finding(rule, broken) for rule in RULES if (broken := rule(facts))]
     if all(one.level != "error" for one in found) and (broken := fit.memory_suffices(facts, is_legal)):
         found.append(finding(fit.memory_suffices, broken))
@@ -49,7 +49,7 @@ def is_of_device(found: Finding) -> bool:
 
 
 def is_legal(facts: Facts) -> bool:
-    """Whether no rule but that for memory is broken with an error."""
+    """Whether no rule is broken with an error, apart from that for memory, which isn't checked."""
     return not any((broken := rule(facts)) and broken.level == "error" for rule in RULES)
 
 

@@ -123,7 +123,7 @@ def _grouped_queries(f: Facts) -> tuple[Product, ...]:
 def _latent(f: Facts) -> tuple[Product, ...]:
     """Products of latent attention.
 
-    Every tensor rank does the compression, for its tokens under sequence parallelism.
+    Every tensor rank does the compression: of all tokens or, under sequence parallelism, of its share of them.
     """
     model, tp, tokens = f.model, f.layout.tp, _tokens(f)
     hidden, heads = model.hidden or 0, model.heads or 0

@@ -366,7 +366,7 @@ def _too_many_tokens(tokenizer: Tree) -> list[str]:
 
 
 def _pairs_problem(named: Any, split: Any) -> list[str]:
-    """The problem of pairs of existing tokens. Wrong types are reported by the models."""
+    """The problem of a value of `corpora.<name>.megatron`. Wrong types are reported by the models."""
     words = named if isinstance(named, list) else [named]
     if not words or not all(isinstance(word, str | int | float) and word != "" for word in words):
         return []

@@ -178,7 +178,7 @@ def override_problem(field: str) -> str | None:
         return "saves what a run would never resume from: set checkpoint.local instead"
     if field in OWN_FIELDS:
         return "is set by Megaboa itself: remove it"
-    if is_secret_name(field.rpartition(".")[2].rpartition("_")[2]):  # not in moe_token_dispatcher_type
+    if is_secret_name(field.rpartition(".")[2].rpartition("_")[2]):  # so not moe_token_dispatcher_type
         return "is a secret, which would be written to disk: remove it, and export it as an environment variable"
     key = key_of(field)
     if key and field not in SAME_AS and key not in OVERRIDES_TOO:
@@ -187,7 +187,7 @@ def override_problem(field: str) -> str | None:
 
 
 def names_clash(one: Path, other: Path) -> bool:
-    """Whether two paths set the same value, or one a part of the other."""
+    """Whether two paths set the same key, or one of them a part of the other's value."""
     shorter = min(len(one), len(other))
     return one[:shorter] == other[:shorter]
 

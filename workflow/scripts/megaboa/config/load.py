@@ -37,7 +37,7 @@ class LoadedExperiment:
     places: Places
     factors: tuple[sweep.Factor, ...]
     notes: tuple[str, ...] = ()  # values changed by the environment, and values replaced by the sweep
-    device_found: bool = False  # the file doesn't set the device; runs that this one doesn't support are left out
+    device_found: bool = False  # the file doesn't set the device: runs that the one found can't have are left out
     machine_gpus: int | None = None  # the number of this machine's GPUs, if runs share them
 
     def problem(self, path: tuple[str | int, ...], message: str) -> Problem:

@@ -153,7 +153,7 @@ class _Reader:
             self.problem(place, message)
 
     def check_factors(self, factors: list[Factor]) -> None:
-        """Report factors that set the same value, and options of the same name."""
+        """Report factors that set the same key, and options of the same name."""
         owner: dict[Path, str] = {}
         for factor in factors:
             for path in sorted(factor.paths):

@@ -161,7 +161,7 @@ def dotted(path: tuple[str | int, ...]) -> str:
 
 
 def scalar(text: str) -> Any:
-    """A single value as a file would have it. Text of no other type of YAML stays text."""
+    """A single value as it would be read from a file. Text that has none of YAML's other types stays text."""
     try:
         node = yaml.compose(text, _Loader)
     except yaml.YAMLError:

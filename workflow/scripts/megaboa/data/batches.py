@@ -39,7 +39,7 @@ class Piece:
     document: int  # counted from 0, as in the index
     begin: int  # its first token in the document
     tokens: int
-    source: str | None = None  # the text of the document, if known
+    source: str | None = None  # where the document's text is, if known
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def of_step(folder: RunFolder, step: int, rank: int | None = None, layout: Layou
             "its report shows an example"
         )
     parent = folder.run.parent
-    if folder.is_in_place and 1 <= step <= parent.iteration:  # a step of the run's earlier state
+    if folder.is_in_place and 1 <= step <= parent.iteration:  # a step from before the run was continued in place
         return of_step(folder.parent_folder, step, rank, layout)
     cache = _cache(folder)
     size, micro = _batch_sizes(folder)
@@ -158,8 +158,10 @@ class _Part:
             raise InputError(f"{error.filename} is gone: make the index again (snakemake --forcerun index)") from error
 
     def pieces(self, number: int) -> Iterator[tuple[str, int, int, int]]:
-        """Pieces as in GPTDataset, without the last token, which is only a label, and the first token of the next
-        sample."""
+        """The pieces that GPTDataset cuts, without the sample's last token, which is only a label here.
+
+        The next sample begins with that token.
+        """
         place = self._shuffle[number]
         (first, begin), (last, end) = self._samples.row(place), self._samples.row(place + 1)
         for entry in range(first, last + 1):

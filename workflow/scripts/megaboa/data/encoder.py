@@ -39,7 +39,7 @@ HARD_TEXTS = [
     "A" * 300 + "\n" * 50 + " " * 100,
 ]
 GATE_CHARACTERS = 200_000  # compared with the reference, per shard
-GATE_LONGEST = 50_000  # maximum number of characters of a document
+GATE_LONGEST = 50_000  # characters that are compared of a document, at most
 FIRST_LONGEST = 5_000  # of each of the first documents, so that the budget suffices for the random ones
 FIRST = 20
 # gigatoken caches every word. It is restarted when the cache takes this much memory.
@@ -114,7 +114,7 @@ class Encoder:
         return self.reference.decode(ids, skip_special_tokens=False)
 
     def require_equal(self, text: str, where: Callable[[], str]) -> None:
-        """Raise an error if both encoders differ."""
+        """Raise an error if the two encoders disagree about a text."""
         made = self.encode([text]).ids.tolist()
         expected = self.expected(text)
         if made != expected:
@@ -177,7 +177,7 @@ class Encoder:
     def _knows(self, text: str) -> bool:
         try:
             return bool(_ids(self.reference, text))
-        except Exception:  # one without an unknown token
+        except Exception:  # a tokenizer that has no token for unknown text
             return False
 
     def _special(self, name: str, option: str) -> int:

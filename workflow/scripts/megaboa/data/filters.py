@@ -76,7 +76,7 @@ def together(parts: Iterable[Filtered | None]) -> Filtered | None:
 
 
 def problem(path: str) -> str | None:
-    """A problem in a filter's source, found without executing it."""
+    """A problem in a filter's source, as far as it shows without executing it; None if there is none."""
     file = Path(path).expanduser()
     if file.suffix != ".py":
         return f"{path!r} is not a Python file (.py)"

@@ -14,7 +14,7 @@ from megaboa.records import ExportRecord, Proof
 if TYPE_CHECKING:
     from huggingface_hub.errors import HfHubHTTPError
 
-# Files of an earlier push that a new one may not replace, although transformers would read them first.
+# Files of an earlier push. A new one deletes those that it doesn't have, because transformers would read them first.
 REPLACED = ["*.safetensors", "*.safetensors.index.json"]
 CLIENTS = ("httpx", "requests")  # HTTP clients of huggingface_hub, since 1.0 and before
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from megaboa.files import flush
 
 SENT_BYTES = 64 << 20  # size of pieces that are flushed at once
-HASHED_BYTES = 1 << 16  # smaller files need no thread
+HASHED_BYTES = 1 << 16  # smaller pieces aren't worth a thread
 
 
 class LargeFile:
-    """A file that is on disk after `close`. If the block ends with an exception, it is left as it is."""
+    """A file that is on disk after `close`. If the block ends with an exception, the file is left as it is."""
 
     def __init__(self, path: Path, hashed: bool = False) -> None:
         self._stream = path.open("wb")

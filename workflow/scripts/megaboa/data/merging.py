@@ -26,7 +26,7 @@ COPY_BYTES = 8 << 20
 FREQUENT = 20  # number of tokens shown in the data card
 HASHES_AT_ONCE = 4_000_000  # about 200 MB during the sort
 
-Runs = list[tuple[int, int]]  # shard, and number of its next documents
+Runs = list[tuple[int, int]]  # shard, and how many documents come from it next
 
 
 def merge(options: Options, shards: Sequence[tuple[Path, Shard]], out: Path) -> CorpusFacts:

@@ -48,7 +48,7 @@ class Format:
     separator: str | None = None
     max_bytes: int = 128 << 20
     judge: Judge | None = None  # the user's filter
-    named: str = "text_key"  # the option that names the keys; for options other than this one, values need not be text
+    named: str = "text_key"  # the option that names the keys; unless it is text_key, their values need not be text
 
     @property
     def is_text(self) -> bool:

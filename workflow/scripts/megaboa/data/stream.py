@@ -13,7 +13,7 @@ from megaboa.data.sources import is_hub_id
 from megaboa.errors import InputError
 from megaboa.records import HubShard, SourceFile
 
-# The branch in which the hub has every dataset as Parquet files: <subset>/<split>/0000.parquet, even for scripts.
+# The branch in which the hub has every dataset as Parquet files: <subset>/<split>/0000.parquet, even if it is a script.
 PARQUET = "refs/convert/parquet"
 
 # Assumed size of a streamed file, relative to local files, because its real size isn't known.

@@ -112,7 +112,7 @@ def pick(
     documents: int,
     seed: str,
 ) -> Iterator[tuple[int, dict[int, int]]]:
-    """Random documents for some files, by their positions there; files are represented in proportion."""
+    """Some files, each with its share of the sample: numbers of random documents, by their positions in the file."""
     chance = random.Random(seed)
     begins = np.cumsum([0, *(count for _, count in by_file)]).tolist()
     sampled = sorted(chance.sample(range(len(by_file)), min(SAMPLED_FILES, len(by_file))))

@@ -34,7 +34,7 @@ def test(wanted: ImageOrder, image: Path, results: Path) -> Contract:
 def ask[Answer: (Contract, PreflightInImage)](
     kind: type[Answer], wanted: ImageOrder, image: Path, results: Path, command: Callable[[Path], list[str]]
 ) -> Answer:
-    """The answer that a command in the image writes to the file that it is given."""
+    """The answer that a command in the image writes to the file that it is given; NOT_RUN as for `test`."""
     how = way(wanted.runtime, image, wanted.srun)
     if how is None:
         return kind(state="NOT_RUN", why=f"nothing here can start {image.name}: {missing(wanted.runtime)}")
@@ -119,7 +119,7 @@ def _start(how: str, wanted: ImageOrder, image: Path, command: list[str]) -> sub
             variables = rootfs.environment(root, names, variables)
             return _run(rootfs.enter(str(root), *arguments), variables)
     argv = runtimes.RUNTIMES[wanted.runtime](str(image.absolute()), *arguments)
-    if how == "pyxis":  # a job of its own on the runs' nodes, or a step, if this is a job already
+    if how == "pyxis":  # a job of its own, where the runs' jobs go; a step if this is a job already
         gpus = int(wanted.device == "cuda")
         argv = [*cluster().process(wanted, os.environ, step=False, gpus=gpus), *argv]
     return _run(argv, variables)

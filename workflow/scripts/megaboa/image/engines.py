@@ -82,14 +82,14 @@ def variables(engine: str, said: str) -> list[str]:
 
 
 def create_command(engine: str, image: str, container: str) -> list[str]:
-    """Create a container that is never started, for its root file system."""
+    """The command that creates a container, which is never started, for its root file system."""
     if engine == "buildah":
         return ["buildah", "from", "--pull-never", "--name", container, image]
     return [engine, "create", "--name", container, image, "true"]
 
 
 def copy_command(engine: str, container: str, tree: Path) -> list[str]:
-    """Copy a folder's content over the root file system."""
+    """The command that copies a folder's content over the root file system."""
     if engine == "buildah":
         return ["buildah", "copy", "--quiet", container, str(tree), "/"]
     return [engine, "cp", f"{tree}/.", f"{container}:/"]
@@ -100,7 +100,7 @@ def remove_command(engine: str, container: str) -> list[str]:
 
 
 def archive_command(engine: str, image: str, target: Path) -> list[str]:
-    """Save the image to a file that apptainer can read, as named by `archive_source`."""
+    """The command that saves the image to a file that apptainer can read, as named by `archive_source`."""
     if engine == "buildah":
         return ["buildah", "push", image, f"oci-archive:{target}"]
     if engine == "podman":
@@ -119,7 +119,7 @@ def squash_options() -> Sequence[str]:
     """
     return (
         *("-noappend", "-no-progress", "-quiet", "-comp", "zstd", "-Xcompression-level", "3"),
-        *("-wildcards", "-e", "dev/*"),  # must be last: the exclusion after -e
+        *("-wildcards", "-e", "dev/*"),  # must be last: everything after -e is excluded
     )
 
 

@@ -31,10 +31,7 @@ def without_tag(image: str) -> str:
 
 
 def for_enroot(image: str) -> str:
-    """A registry's reference in the format of `enroot import`: `docker:
-
-    REGISTRY#NAME:sha256:...`.
-    """
+    """A registry's reference in the format of `enroot import`: `docker://REGISTRY#NAME:sha256:...`."""
     name, _, digest = without_tag(image).partition("@")
     registry = registry_of(name)
     name = name.removeprefix(f"{registry}/")

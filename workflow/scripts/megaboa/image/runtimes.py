@@ -1,4 +1,4 @@
-"""Starts commands inside an image, for ranks and for our own commands: for each runtime, a function that makes argv.
+"""How ranks, and commands of our own, are started inside an image: for each runtime, a function that makes argv.
 
 `env` contains only names. Values are passed in the environment of the started process, so that no secret is on a
 command line, where everybody on the machine can read it, or in a log. The words from `pyxis` go between the launcher's

@@ -76,7 +76,7 @@ def call(
 ) -> str:
     """Run a program to its end and return its last lines; `feed`: another program whose output it reads.
 
-    `explain` turns the lines of a failure into a meaning; `meaning` does so for tools for images.
+    `explain` turns the output of a failure into a sentence; the default is `meaning`, which knows tools for images.
     """
     process = subprocess.Popen(
         command,

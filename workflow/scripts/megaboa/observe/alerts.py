@@ -16,7 +16,7 @@ from megaboa.run.node_memory import DAY
 from megaboa.run.progress import format_age
 from megaboa.store import locked
 
-RECENT_DAYS = 7.0  # runs without later events get no alerts
+RECENT_DAYS = 7.0  # no alerts about runs whose last event is older
 LEAST_HELD_SECONDS = 3600.0  # less time would be dominated by starts
 SILENT_DAYS = 1.0  # an alert isn't repeated within this time
 

@@ -31,17 +31,17 @@ from megaboa.records import (
 from megaboa.scheduler.answers import Life
 from megaboa.scheduler.registry import cluster
 
-# `away`: the run was not requested, after a stop or a final failure. Only in `queue` and `away` no machine is held.
+# `away`: the run was not requested, after a stop or a final failure. Only `queue` and `away` hold no machine.
 KINDS = ("queue", "startup", "compile", "productive", "checkpoint", "evaluation", "lost", "idle", "away")
 NOT_ALLOCATED = ("queue", "away")
 
-# Parts of an attempt's start, in order: before the ranks, until they run, and then what each part waits for.
+# Parts of an attempt's start, in order: before the ranks, until they run, and then what they wait for.
 STARTUP = ("scheduler", "environment", "health_check", "checkpoint", "keeper", "launch", "import", "configure")
 STARTUP += ("connect", "model", "load", "data", "first_step")
 ENDED_BY = {
     "started": "launch",
     "imported": "import",
-    "verified": "checkpoint",  # other nodes verify it meanwhile
+    "verified": "checkpoint",  # verified while the ranks start
     "configured": "configure",
     "connected": "connect",
     "model": "model",
@@ -200,8 +200,7 @@ def _inside(
 
 
 def _step(begin: float, end: float, undone: bool, number: int, usual: float | None) -> Iterator[Span]:
-    """The uses of a step. The first steps compile kernels, capture graphs and connect ranks, which takes their extra
-    time."""
+    """The uses of a step. What the first steps take beyond the usual is `compile`: kernels, graphs, connections."""
     if undone:
         yield "lost", begin, end
         return

@@ -77,7 +77,7 @@ def _before(folder: RunFolder) -> list[Row]:
 
 
 def so_far(folder: RunFolder, store: RunStore) -> Measured | None:
-    """Measure a run that is still training, without its gates, which mean nothing yet. None before any attempt."""
+    """Measure an unfinished run. The gates in its summary mean nothing yet. None before the first attempt."""
     attempts, steps = read_attempts(store), last_step(store)
     if not attempts or steps is None:
         return None

@@ -51,7 +51,7 @@ WIDE = 140  # from so many columns on a terminal has room for everything
 SILENT_SECONDS, SILENT_STEPS = 120.0, 10
 _RIGHT = {"justify": "right", "no_wrap": True}
 SHOWN = 10
-SHOWN_SCORE, SCORED_SAVES = 1.1, 3  # a slow rank's lowest score, in each of so many last saves
+SHOWN_SCORE, SCORED_SAVES = 1.1, 3  # a rank is shown as slow if it is above this score at so many saves in a row
 
 
 def experiment_progress(results: str | Path, now: float | None = None, queue: Queue | None = None) -> list[Progress]:
@@ -95,7 +95,7 @@ def run_progress(
 
 
 def slowest(progress: Progress, store: RunStore) -> str | None:
-    """The rank that was slow at each of the newest saves of a running attempt."""
+    """A sentence about the slowest rank at the newest saves of a running attempt; None if none stands out."""
     if progress.state != "running" or not progress.attempt or not progress.job:
         return None
     newest = read_paces(store.attempt(progress.attempt).paces, SCORED_SAVES)
@@ -249,7 +249,7 @@ def missing(results: Path, queue: Queue | None = None) -> list[Standing]:
 
 
 def failed(experiment: str, runs: Sequence[Standing]) -> list[str]:
-    """Advice, in lines, after a call in which runs of an experiment have failed."""
+    """An experiment's failed runs, and advice on them, in lines for the end of a call; empty if none has failed."""
     found = [run for run in runs if run.state == "FAIL"]
     if not found:
         return []

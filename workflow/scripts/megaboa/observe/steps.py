@@ -53,7 +53,7 @@ def read_events(store: RunStore) -> list[StepEvent]:
 def step_rows(events: Sequence[StepEvent], left_out: Collection[int] = ()) -> list[Row]:
     """One row per step and attempt, sorted by both. Of the rows of one step only the last is not replayed.
 
-    If a step's batch was left out after a loss spike, all its rows are replayed: the step was undone.
+    If a step's batch was left out after a loss spike, all its rows count as replayed: the step was undone.
     """
     rows: dict[tuple[int, int], Row] = {}
     for event in events:
@@ -80,7 +80,7 @@ def write_steps(path: str | Path, rows: list[Row]) -> None:
 
 
 def table_of(rows: list[Row]) -> pa.Table:
-    """The rows as a table. A loss that wasn't recorded is null, not NaN."""
+    """The rows as a table. A loss that wasn't recorded is null; one that was NaN stays NaN."""
     further = sorted({name for row in rows for name in row if name.startswith(("losses/", VALIDATION_SET))})
     columns = [*COLUMNS, *((name, pa.float64()) for name in further)]
     if any("routing" in row for row in rows):

@@ -144,7 +144,8 @@ def _checkpoint(config: Experiment, is_recipe: bool, quantities: Quantities) -> 
 
 
 def _is_reshardable(parallel: Parallel, params: Number | None) -> bool:
-    """The default of checkpoint.reshardable: false if the distributed optimizer's state is too large to gather."""
+    """The default of checkpoint.reshardable: false if the distributed optimizer's state is, or may be, too large to
+    gather."""
     if parallel.fsdp == "megatron" or not parallel.distributed_optimizer:
         return True
     return params is not None and params <= GATHERED_PARAMETERS * parallel.tp * parallel.pp

@@ -272,8 +272,8 @@ def mismatches(parent: ParentRun, run: Run, step: int) -> list[tuple[tuple[str, 
 
 
 def optimizer_mismatches(parent: str, own: RunSpec, theirs: RunSpec) -> list[tuple[tuple[str, ...], str]]:
-    """Refuse states of different forms: among Megatron-Core's optimizers, only the distributed one's is the same in
-    every precision."""
+    """Keys and problems if the optimizers' states have different forms: among Megatron-Core's optimizers, only the
+    distributed one's is the same in every precision."""
     sharded = [one.parallel.get("distributed_optimizer") for one in (own, theirs)]
     if None in sharded:  # a recipe decides, so the ranks check again
         return []

@@ -102,7 +102,7 @@ class Plan:
 
     def texts(self) -> Iterator[tuple[str, str]]:
         """The plan's files and their texts: the table, and the documents of each run. Names are relative to the
-        results."""
+        experiment's results."""
         here = ExperimentFolder(Path())
         for run in self.runs:
             folder = here.run(run.name)

@@ -98,7 +98,7 @@ def _base(loaded: LoadedExperiment, choice: Choice, run: Run) -> Tree:
     tree["training"]["train_iters"] = proven.steps + proven.more
     if last is not None and run.config.schedule.decay_iters is None:
         tree["schedule"]["decay_iters"] = last
-    # Saves after N and N + M steps, readable in any layout. A stop always leaves a checkpoint.
+    # Saves after N and N + M steps, readable in any layout. A stop leaves a checkpoint, not a copy on the nodes.
     unused = ("keep_last", "keep_every", "local")
     kept = {name: value for name, value in (tree.get("checkpoint") or {}).items() if name not in unused}
     tree["checkpoint"] = {**kept, "save_interval": proven.steps}

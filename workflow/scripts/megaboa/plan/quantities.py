@@ -48,7 +48,7 @@ class Quantities:
         return self.known[name]
 
     def get(self, name: str) -> Number | None:
-        """The number, or None if only the recipe knows it."""
+        """The number, or None if it isn't set, or only the recipe knows it."""
         try:
             return self(name)
         except UnknownQuantityError:

@@ -224,7 +224,7 @@ def hf_config_of(model: Tree) -> Tree | None:
 
 
 def known_facts(run: Run, folder: ExperimentFolder) -> Facts | None:
-    """The run's facts; for a recipe those from preflight, or None if preflight read another version of the run."""
+    """The run's facts; for a recipe those from preflight, or None if preflight hasn't read the run as it is."""
     if not run.run.is_recipe:
         return run.facts
     found = read_if_there(Preflight, folder.preflight)

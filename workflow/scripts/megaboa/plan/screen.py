@@ -95,7 +95,7 @@ def table(jobs: Iterable[Job], order: Iterable[str]) -> list[str]:
 
 
 def _why(kind: Kind) -> str:
-    """The reasons, with names if jobs have different ones."""
+    """The reasons, each with the names of its jobs, if they have any."""
     if len(kind.reasons) == 1:
         (reason, names), *_ = kind.reasons.items()
         return f"{reason}: {some_of(list(names))}" if reason and any(names) else reason

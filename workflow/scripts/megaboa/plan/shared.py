@@ -271,7 +271,7 @@ class Shared:
         return {name: plain(spec) for name, spec in specs.items()}
 
     def tokenizer_inputs(self, reference: Reference | None) -> list[str]:
-        """The manifest that a tokenizer needs, if it is one that is made here."""
+        """The manifest that must exist before a tokenizer can be used; empty if there is none."""
         return [reference["manifest"]] if reference and "manifest" in reference else []
 
     def corpus_tokenizer(self, corpus: str) -> Reference | None:
@@ -384,7 +384,7 @@ class Shared:
         return manifests
 
     def _data_inputs(self, run: Run) -> list[str]:
-        """The manifests of verified corpora, and of the tokenizer."""
+        """The manifests of corpora, their verifications, and the manifest that has the tokenizer."""
         data = [self.paths.corpus(corpus) for corpus in run.corpora]
         manifests = [str(path) for corpus in data for path in (corpus.manifest, corpus.verification)]
         if run.model not in self.sourced_models:

@@ -78,7 +78,7 @@ class AttemptEnd(Event):
     last_step: int | None = None
     # The step of the copies on the nodes that the ranks started from, if these were newer than `resumed_from`.
     local: int | None = field(default=None, metadata=IF_SET)
-    repeated: int = field(default=0, metadata=IF_SET)  # steps of an earlier attempt that this one repeated
+    repeated: int = field(default=0, metadata=IF_SET)  # number of steps of earlier attempts that this one had to repeat
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +138,7 @@ class NodeTrouble(Event):
     """A line of <store>/nodes/<cluster>/<node>.jsonl: a trouble that a run had with a node."""
 
     event = "trouble"
-    what: str  # a key of the weights in run/node_memory.py
+    what: str  # a key of WEIGHTS in run/node_memory.py, or FORGOTTEN
     detail: str = ""
     run: str | None = None  # `<experiment>/<run>`
     attempt: int | None = None
@@ -161,7 +161,7 @@ PHASES = ("keeper", "started", "imported", "verified", "configured", "connected"
 
 @dataclass(frozen=True, kw_only=True)
 class Phase(StepEvent):
-    """A phase of the ranks' start, one of `PHASES`, has ended."""
+    """The ranks' start has reached one of `PHASES`."""
 
     event = "phase"
     phase: str
@@ -362,7 +362,7 @@ def read_ledger(path: str | Path) -> list[Event]:
 
 
 def read_paces(path: str | Path, last: int | None = None) -> list[Pace]:
-    """The lines of a paces.jsonl, oldest first: all, or the `last` ones. None if there is no file.
+    """The lines of a paces.jsonl, oldest first: all, or the `last` ones; empty if there is no file.
 
     Only the tail is read for the `last` ones, because lines of many ranks are long.
     """

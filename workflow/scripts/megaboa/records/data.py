@@ -107,7 +107,7 @@ class SourceFile(Record):
     """One file of a corpus. A file of a dataset on the hub has no path, but a `stream`."""
 
     path: str
-    kind: str  # jsonl, text, source (text that may not be UTF-8), parquet, arrow, stream, bin, idx
+    kind: str  # jsonl, text, source (text, perhaps not UTF-8), parquet, arrow, stream, bin, idx
     packed: str | None = None
     size: int = 1
     changed: int = 0  # modification time in nanoseconds

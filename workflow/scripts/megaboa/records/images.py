@@ -156,5 +156,5 @@ class Image(ImageFile):
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """What a conversion depends on: the image's digest, and the commit of a Bridge that replaces its own."""
+        """What a conversion may depend on: the image's digest, and the commit of a Bridge that replaces its own."""
         return (self.digest, *([self.bridge_source.commit] if self.bridge_source else []))

@@ -38,7 +38,7 @@ class TensorsSpec(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class BaselineSpec(Record):
-    """Earlier runs, and how much worse than theirs the results of runs with the same names may be, relative."""
+    """Earlier runs, and by how much, relative to them, runs of the same names may be worse."""
 
     paths: tuple[str, ...]  # results folders or bundles
     slower: float

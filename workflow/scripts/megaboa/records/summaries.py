@@ -183,7 +183,7 @@ class AttemptTime(Record):
     outcome: str | None = None
     cause: str | None = None
     seconds: dict[str, float]  # by kind
-    phases: dict[str, float] = field(default_factory=dict)  # seconds until its ranks completed each phase
+    phases: dict[str, float] = field(default_factory=dict)  # seconds until its ranks reached each phase
     startup: dict[str, float] = field(default_factory=dict, metadata=IF_SET)  # seconds of each part of its start
 
 

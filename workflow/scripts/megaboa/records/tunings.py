@@ -81,7 +81,7 @@ class Tuning(Record):
     """tune.json: the winner, and every setting that was tried."""
 
     winner: str | None
-    confidence: float  # chance that no setting is faster than the winner by more than `tolerance`
+    confidence: float  # chance that no setting that was tried is faster than the winner by more than `tolerance`
     tolerance: float
     ended: Literal["confident", "out_of_time", "nothing_works"]
     noise: float | None = None  # standard deviation of a trial's step time, as a share of it

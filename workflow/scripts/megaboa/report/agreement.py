@@ -1,8 +1,8 @@
 """Checks whether a run's losses agree with its reference: equal, within rounding, within a seed, or different.
 
-If the agreement has twins, they measure the effect of rounding: runs of the reference whose initial weights are moved
-by one unit in the last place. Before rounding matters, their limits are a few units in the last place; then the limits
-grow with it, step by step. Without twins the limits are the agreement's tolerances.
+If the agreement has twins, which are runs of the reference whose initial weights are moved by one unit in the last
+place, they measure the effect of rounding. Before rounding matters, they keep the limits at a few units in the last
+place; where it grows, the limits grow with it, step by step. Without twins the limits are the agreement's tolerances.
 """
 
 from __future__ import annotations

@@ -164,7 +164,7 @@ def _of_loss(
 
 
 def _of_seeds(runs: Sequence[RunResult]) -> list[RunResult]:
-    """One run for each name: a repeated training is no other seed. Twins are excluded for the same reason."""
+    """The first run of each name, without twins: neither a repeated run nor a twin shows what another seed does."""
     first = {}
     for run in runs:
         if not (run.asked.get("training") or {}).get("nudge"):

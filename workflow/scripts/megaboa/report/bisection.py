@@ -8,7 +8,7 @@ from typing import Literal
 
 from megaboa.records import Checks
 
-# `untold`: only more runs would decide; `broken`: its runs failed.
+# `untold`: only more runs would decide; `broken`: its runs did not finish.
 Mark = Literal["good", "bad", "untold", "broken"]
 
 

@@ -75,7 +75,7 @@ def tensor_checks(
 
 
 def _after_flip(check: TensorCheck, flip: Flip | None) -> TensorCheck:
-    """Don't judge tensors after rounding has sent a token to another expert: they differ more than any twin shows."""
+    """Don't fail tensors after rounding has sent a token to another expert: twins without that give too low limits."""
     if flip is None or check.state != "FAIL" or check.limit is None:
         return check
     return replace(check, state="NOT_RUN", verdict=None, detail=f"can't be told, as {flip}; {check.detail}")

@@ -89,7 +89,7 @@ class DataRead:
 
 
 def load_data(results: Path, runs: list[RunResult]) -> list[DataRead]:
-    """The indexes of the runs' data, each in the place of its first run."""
+    """The indexes of the runs' data, in the order of the first run of each."""
     sharing: dict[str, list[str]] = {}
     for run in runs:
         folder = ExperimentFolder(results).run(run.name)

@@ -17,8 +17,9 @@ from megaboa.report.baseline import Setting, more, sample, settings_of
 from megaboa.report.intervals import Sample, judged, ratio
 from megaboa.report.runs import RunResult
 
-# A run is compared with the rows of its own layout. Axes that a table doesn't mention have their defaults; but many
-# tables don't mention sequence parallelism, or axes that needn't be stated, so these aren't compared.
+# A run is compared with the rows of its own layout, by their other conditions. Axes that a table doesn't mention have
+# their defaults. But many tables don't mention sequence parallelism, or axes that needn't be stated: without a value in
+# the table, these aren't compared.
 LAYOUT = {"world_size": 1, **{axis.name: axis.default or "-" for axis in AXES if axis.stated}}
 # Allowed shortfall from a published range. NVIDIA's own reference training accepts 95% of its baseline.
 LIMIT = 0.05

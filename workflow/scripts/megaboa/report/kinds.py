@@ -49,7 +49,7 @@ MOST_PLACES = 500  # number of places on x at which the distribution of very man
 def draw(
     spec: Figure, table: pd.DataFrame, shades: Shades, fits: Mapping[str, Fit] | None = None
 ) -> tuple[Drawing, pd.DataFrame] | None:
-    """The figure and a table of its data; None if there are no data."""
+    """The figure and a table of its data, or None if the table is empty."""
     if table.empty:
         return None
     parts = {"": table} if spec.facet is None else {str(k): part for k, part in table.groupby(spec.facet, sort=True)}

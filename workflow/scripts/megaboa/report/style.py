@@ -197,7 +197,7 @@ class Shades:
         return PALETTE[0]
 
     def of(self, level: object) -> str:
-        if level not in self._colours:  # a column without runs, such as kinds of time or names of sets
+        if level not in self._colours:  # a value of a column that runs don't have: kinds of time, names of sets
             self._colours[level] = PALETTE[min(len(self._colours), len(PALETTE) - 1)]
         return self._colours[level]
 

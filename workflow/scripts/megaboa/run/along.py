@@ -1,7 +1,7 @@
 """Exports of the checkpoints that a run keeps, each with its proof and evaluation, during or after training.
 
 The run itself isn't touched. Completed exports are recognised by their records and not repeated; they are in the store
-like all others. Every conversion is a separate process, started like ranks.
+like all others. Every conversion is a separate process, started where ranks are started.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Say = Callable[[str], None]
 
 
 def export_along(folder: RunFolder, spec: AlongSpec, say: Say = print, follow: bool = False) -> Along:
-    """Export all kept checkpoints. `follow`: also those that the run saves from now on, until it is finished.
+    """Export the kept checkpoints that `spec` selects. `follow`: also those that the run saves until it is finished.
 
     Raises InputError with all failures at the end, after all other exports were made.
     """

@@ -112,7 +112,7 @@ def leave_avoided_nodes(call: Call) -> None:
 def take_spares(call: Call, bad: Set[str], for_good: bool = True) -> bool:
     """Replace bad nodes by spares of this job; returns False if there are too few.
 
-    `for_good=False`: the nodes only were bad at some time, and become the last spares.
+    `for_good=False`: the nodes were only bad earlier, and become the last spares.
     """
     before = set(call.site.nodes)
     if not call.site.replace(bad, for_good):

@@ -45,14 +45,14 @@ class Call:
     life: int = 1  # number of this life, among those that the keeper has started
     healthy: bool = False  # nodes were checked, and no ranks have run on them since
     waiting_check: WaitingCheck | None = None  # stands by to check the nodes when these ranks have ended
-    unpacked: bool = False  # the image was unpacked once for all steps, or the attempt failed
+    unpacked: bool = False  # unpacking the image once for all steps was tried, and may have failed
     sound: set[int] = field(default_factory=set)  # checkpoints verified in this life
     began: float = field(default_factory=time.time)
 
     @functools.cached_property
     def found(self) -> frozenset[int]:
-        """Checkpoints that were complete when this life began. Must be read before ranks start, because it is cached
-        then."""
+        """Checkpoints that were complete when this life began. The first access, which caches them, must be before
+        ranks start."""
         return frozenset(checkpoints.complete_iterations(self.payload.checkpoints))
 
     def end_waiting_check(self) -> None:

@@ -31,7 +31,7 @@ def capture(folder: RunFolder) -> Trace:
     check_image(folder)
     check_data(folder)
     identity = identity_of(folder)
-    captured = {"run": plain(identity), "profile": folder.documents["profile"]}  # as in its file, without defaults
+    captured = {"run": plain(identity), "profile": folder.documents["profile"]}  # as its file has it
     final = store.folder(folder.launch.store, "profiles", f"{folder.experiment}/{folder.name}", captured)
     with store.building(final) as partial:
         if partial:

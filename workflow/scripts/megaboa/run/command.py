@@ -123,8 +123,8 @@ def _built(folder: RunFolder, overrides: Tree) -> Tree:
 def checks_network(folder: RunFolder, target: AttemptFolder) -> bool:
     """Whether NCCL has to log the network that it chose, in this attempt.
 
-    It logs that before the first step, so no more once an attempt has done a step. Attempts that ended without a step
-    may have ended before that.
+    It logs that before the first step, so it isn't asked again after an attempt that did a step. Attempts without a
+    step may have ended before it was logged.
     """
     start, several = folder.launch.start, folder.launch.nodes > 1
     asked = folder.run.device == "cuda" and start.network_check and networks.can_check(start.network)

@@ -1,4 +1,4 @@
-"""Ranks for a conversion or a measurement, started on the same nodes and in the same way as those of training."""
+"""Ranks for a conversion or a measurement, started where ranks of training are started, and in the same way."""
 
 from __future__ import annotations
 

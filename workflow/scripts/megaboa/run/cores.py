@@ -1,8 +1,8 @@
 """Processors that each rank is bound to, if one task starts all ranks of a node. Standard library only.
 
 The binding is like a scheduler's: a rank's threads and memory stay on one socket, near its GPU if the driver knows its
-processors. `python -m megaboa.run.cores` asks the driver, because a driver that hangs or crashes must not affect the
-training.
+processors. `python -m megaboa.run.cores` asks the driver, in a separate process, because a driver that hangs or crashes
+must not affect the training.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ type Place = tuple[int, int, int]  # socket, core, processor
 def of_ranks(ranks: int, given: int, environment: Mapping[str, str]) -> list[set[int]]:
     """Processors for each rank of this node.
 
-    Empty if the task may run on other than the `given` number of processors that the job has here, because some of them
-    may be another job's.
+    `given`: the number of processors that the job has here. Empty if the task may run on another number of processors,
+    because some may be another job's; also for a single rank, or with fewer processors than ranks.
     """
     allowed = os.sched_getaffinity(0)
     if ranks == 1 or len(allowed) != given or len(allowed) < ranks:
@@ -40,8 +40,8 @@ def of_ranks(ranks: int, given: int, environment: Mapping[str, str]) -> list[set
 def shares(
     allowed: Collection[int], ranks: int, near: Sequence[set[int]], place: Callable[[int], Place]
 ) -> list[set[int]]:
-    """Equal shares of neighbouring processors, in whole cores if there are enough; each rank gets the share nearest to
-    its GPU."""
+    """Shares of neighbouring processors, as equal as possible, in whole cores if there are enough; each rank gets the
+    share nearest to its GPU out of those that are left."""
     ordered = sorted(allowed, key=place)
     cores = [list(some) for _, some in groupby(ordered, key=lambda one: place(one)[:2])]
     units = cores if len(cores) >= ranks else [[one] for one in ordered]

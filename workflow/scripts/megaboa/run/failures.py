@@ -13,7 +13,7 @@ from megaboa.paths import AttemptFolder
 from megaboa.scheduler.ranks import STARTS, Ended
 
 TAIL_BYTES = 65_536
-OTHERS_LENGTH = 32_768  # characters read in logs of ranks that weren't the first to fail
+OTHERS_LENGTH = 32_768  # characters examined in logs of ranks that weren't the first to fail
 EVIDENCE_LENGTH = 300
 # Exceptions that Bridge catches and logs when it looks for optional libraries.
 _HANDLED = re.compile(r"^.*failed with: Traceback \(most recent call last\):\n(?:(?:[ \t].*)?\n)*.*", re.MULTILINE)
@@ -158,13 +158,13 @@ def _in_order(logs: Mapping[int | None, str], first: int | None) -> list[int | N
 
 
 def _is_victim(rank: int | None, ended: Ended) -> bool:
-    """Whether a rank's lost connections are only a consequence: its peers see them when a rank is killed. The killed
+    """Whether a rank's lost connections are only a consequence: when a rank is killed, its peers see them. The failed
     rank itself can only have written them if it aborted."""
     return ended.killed and (rank != ended.rank or ended.returncode == -signal.SIGKILL)
 
 
 def _nodes(cause: Cause, rank: int | None, ended: Ended, log: str) -> tuple[str, ...]:
-    """The nodes to blame, if the log names them."""
+    """The nodes to blame, as far as the log or the failed rank tells them."""
     if cause == "node_failure":
         return tuple(re.findall(r"Node failure on (\S+)", log))
     return (ended.node,) if cause == "gpu_failure" and rank == ended.rank and ended.node else ()
@@ -173,7 +173,7 @@ def _nodes(cause: Cause, rank: int | None, ended: Ended, log: str) -> tuple[str,
 def _not_started(logs: Mapping[int | None, str], ended: Ended) -> str | None:
     """The reason why an image can't be started, from the log that says most about it.
 
-    All hosts have the same reason, but the first rank to fail ends the others, so its own log may be cut off.
+    The reason is the same on every host, but the first rank to fail ends the others, so its own log may be cut off.
     """
     said = [why for rank in _in_order(logs, ended.rank) if (why := why_not_started(logs[rank]))]
     return f"the image can't be started: {max(said, key=len)}"[:EVIDENCE_LENGTH] if said else None

@@ -26,7 +26,7 @@ Kind = Literal["slow", "frozen", "stalled", "halted", "unbegun", "missing", "mis
 BLAMES_NODE: tuple[Kind, ...] = ("frozen", "stalled", "halted", "unbegun")
 # These also fit GPUs that wait for others in something unrecorded: a CUDA graph, or a kernel that communicates itself.
 BLAMES_ONE_NODE: tuple[Kind, ...] = ("halted", "unbegun")
-# NCCL's collectives that no rank completes before all have joined. Of others, the root of a broadcast may finish early.
+# NCCL's collectives that no rank completes before all have joined; a broadcast isn't one, as its root may finish early.
 TOGETHER = re.compile(r"^nccl:_?(?:all|reduce_scatter|coalesced)", re.IGNORECASE)
 MOST_BYTES = 1 << 30
 LIBRARIES = ("/torch/", "/megatron/core/", "/threading.py", "/contextlib.py")  # their frames say little
@@ -97,8 +97,8 @@ class Verdict:
 def blamed(verdict: Verdict, nodes: Sequence[str], of: int) -> tuple[str, ...]:
     """The nodes to blame, out of those of the suspects.
 
-    None if they are more than half of the run's nodes (for BLAMES_ONE_NODE: more than one): then the fault is in
-    something that they share.
+    Empty unless the verdict blames nodes. Also empty if they are more than half of the run's nodes, or for
+    BLAMES_ONE_NODE more than one: then the fault is in something that they share.
     """
     named = tuple(dict.fromkeys(nodes)) if verdict.kind in BLAMES_NODE else ()
     most = min(of // 2, 1) if verdict.kind in BLAMES_ONE_NODE else of // 2
@@ -133,7 +133,7 @@ def judge(dumps: Mapping[int, Dump], world_size: int) -> Verdict | None:
     if roots := set(absent) - waits:
         first = max((one for one in stuck if roots.intersection(one.missing)), key=lambda one: len(one.waiting))
         return _verdict("missing", roots, first, dumps)
-    # Checked last: a rank that waits for a missing one may have called something else before.
+    # Checked only now: a rank that waits for a missing one may have called something else before.
     if other := next((one for one in stuck if one.differ), None):
         return _verdict("mismatch", other.differ, other, dumps)
     if joined := [one for one in stuck if not one.missing]:

@@ -33,7 +33,7 @@ def _throttled(one: GpuUse) -> list[str]:
 
 
 def _slower(one: GpuUse, found: Gpus) -> list[str]:
-    """A message if the GPU's median clock lies below that of its peers, the run's other GPUs of the same kind."""
+    """A message if the GPU's median clock is well below that of its peers, the run's other GPUs of the same kind."""
     peers = [peer.sm_mhz.median for peer in found.each if peer is not one and peer.name == one.name and peer.sm_mhz]
     if not peers or one.sm_mhz is None or one.sm_mhz.n < ENOUGH_SAMPLES:
         return []

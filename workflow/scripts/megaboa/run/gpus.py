@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SMI_SECONDS = 15.0
-# Values that the driver withholds, for this GPU or from this user. The memory of a GPU in MIG mode is only shown to
-# root.
+# Answers without a value: the driver has none for this GPU, or withholds it from this user. The memory of a GPU in MIG
+# mode is only shown to root.
 UNTOLD = frozenset({"", "N/A", "[N/A]", "[Not Supported]", "[Not Found]", "[Insufficient Permissions]"})
 OCCUPIED_GIB = 2.0  # drivers and monitors use some hundred MiB of an idle GPU
 MEMORY_SLACK = 0.92  # an H100's "80 GB" are 79.6 GiB, a B200's "192 GB" are 179 GiB
@@ -83,7 +83,7 @@ def unknown_field(said: str) -> str | None:
 
 
 def parse(said: str, fields: list[str]) -> list[Gpu]:
-    """One GPU per line of output; None for values that are withheld."""
+    """One GPU per line of output; None for values that the driver doesn't tell."""
     lines = [line for line in csv.reader(said.splitlines(), skipinitialspace=True) if line]
     for line in lines:
         if len(line) != len(fields):

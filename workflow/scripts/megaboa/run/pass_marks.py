@@ -58,8 +58,8 @@ def checks_of(store: Path) -> dict[str, list[NodeHealth]]:
 
 
 def of_good_nodes(good: Sequence[NodeHealth]) -> PassMarks:
-    """Marks that nine tenths of these checks pass, with a margin. None for rates between nodes, which depend on their
-    number."""
+    """Marks that nine tenths of these checks pass, with a margin. There are none for rates between nodes, which depend
+    on the number of nodes."""
     reached = {name: sorted(filter(None, (_lowest(one.measured.get(name)) for one in good))) for name in ALONE}
     tenths = {name: values[len(values) // 10] for name, values in reached.items() if values}
     return PassMarks(**{name: float(f"{MARGIN * value:.3g}") for name, value in tenths.items()})

@@ -73,7 +73,7 @@ class Progress:
     job_ends: float | None = None  # when its wall time is used up
     slurm: str | None = None  # "unknown": the scheduler could not be asked
     holder: str | None = None  # holder of the run, if the scheduler doesn't show its job
-    slow: str | None = None  # the rank that was slowest at each of the last saves, and its score
+    slow: str | None = None  # the worst of the ranks that were slow at each of the last saves, and its score
     jobs_left: int | None = None  # estimated number of further jobs that the run needs
 
     @property
@@ -204,7 +204,7 @@ def tokens_per_step(steps: Sequence[Step]) -> float | None:
 
 
 def describe(progress: Progress) -> str:
-    """One line for people: `12/30 loss 5.213 8.1 steps/s ETA 0:02`."""
+    """One line for people: `12/30  loss 5.213  8.1 steps/s  ETA 0:02`."""
     parts = [format_steps(progress)]
     if progress.loss is not None:
         parts.append(f"loss {progress.loss:.3f}")

@@ -131,8 +131,8 @@ class Resumption:
         checkpoint.
 
         A checkpoint that changed since it was saved is set aside. An unchanged one may have been saved badly, so it is
-        set aside too; but if the previous one can't be loaded either, the fault is the ranks', and the first one is put
-        back.
+        set aside too; but if the one before it can't be loaded either, the fault is the ranks', and the one set aside
+        is put back.
         """
         own = self.payload.checkpoints
         if not iteration or not checkpoints.folder(own, iteration).exists():

@@ -184,8 +184,8 @@ def _wait_for_image(tasks: Ranks, stopped: Callable[[], object]) -> Ended | None
 
 
 def wait_for_answers(tasks: Ranks, out: Path, nodes: int, seconds: float, patience: float) -> float:
-    """Wait until all nodes have answered or run out of time; return the seconds waited. With slow images or file
-    systems, all nodes start slowly, so the patience grows with the start of the first half."""
+    """Wait until all nodes have answered, or their time is up; return the seconds waited. With a slow image or file
+    system all nodes start slowly, so they get more time if half of them took long to start."""
     began, half = time.monotonic(), None
     while True:
         waited = time.monotonic() - began

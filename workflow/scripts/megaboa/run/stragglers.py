@@ -27,7 +27,7 @@ class Straggler:
 
 
 def scores(pace: Pace) -> list[float]:
-    """Each rank's time relative to the median of the other ranks; 1.0 if one of these is unknown."""
+    """Each rank's time relative to the median of the other ranks; 1.0 if its own, or every other, is unknown."""
     known = sorted(one for one in pace.seconds if math.isfinite(one) and one > 0)
     if len(known) < 2:
         return [1.0] * len(pace.seconds)

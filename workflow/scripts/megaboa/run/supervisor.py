@@ -112,7 +112,7 @@ def train(folder: RunFolder, life: int = 1) -> TrainRecord:
         if not finished(folder, payload):
             with _told(call):
                 _bring_to_its_end(call)
-        else:  # the job ended before the attempt's end was written, or during the checksums
+        else:  # the job may have ended before the attempt's end was written, or during the checksums
             with _told(call) if ledger.open_attempt(call.entries) else contextlib.nullcontext():
                 _close_what_was_left_open(call)
                 verification.record_checksums(call, payload.attempt(payload.newest_attempt))
@@ -354,7 +354,7 @@ def _who_was_waited_for(call: Call, target: AttemptFolder, failure: Failure) -> 
 
 
 def _or_full_disk(target: AttemptFolder, failure: Failure) -> Failure:
-    """Whether a full disk is the cause: ranks then can't write why they failed, so the supervisor tries to write."""
+    """The failure, or a full disk as its cause: ranks can't write that then, so the supervisor tries to write."""
     if CAUSES[failure.cause].mute and (said := full(target.path)):
         return Failure("disk_full", f"{said}; {failure.evidence}", failure.rank)
     return failure

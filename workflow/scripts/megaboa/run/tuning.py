@@ -135,7 +135,7 @@ class _Importers:
 
     @property
     def is_possible(self) -> bool:
-        """Only without an image and on a single node; otherwise the scheduler starts ranks."""
+        """Whether ranks are forked: only without an image and on a single node. Otherwise the place starts them."""
         return self.run.launch.image is None and len(self.site.nodes) == 1
 
     def environment(self, run: RunFolder) -> dict[str, str]:

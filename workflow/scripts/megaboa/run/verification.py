@@ -130,7 +130,7 @@ class _Left(Exception):
 
 
 def record_checksums(call: Call, target: AttemptFolder) -> None:
-    """Record checksums of the checkpoints that a finished run keeps. Its GPUs are idle until then."""
+    """Record checksums of the checkpoints that a finished or stopped run leaves. Its GPUs are idle meanwhile."""
     call.patiently(lambda: call.resumption.prove_newest(Readers(call, target).read))
 
 

@@ -82,7 +82,7 @@ class Choice:
 
 def site_line(name: str, value: str) -> str:
     """A line of the site's file."""
-    return f"{name}: {json.dumps(value)}"  # quoted, because YAML may not take `all` or `2024` for text
+    return f"{name}: {json.dumps(value)}"  # quoted, because YAML doesn't read `2024` or `on` as text
 
 
 @dataclass(frozen=True)

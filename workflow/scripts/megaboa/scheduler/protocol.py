@@ -65,7 +65,7 @@ class Place(Protocol):
         """Replaced nodes that the job still holds."""
 
     def lost(self) -> dict[str, str]:
-        """The nodes among these that the scheduler has removed from the job, which continues; with its reasons."""
+        """Those of `nodes` that the scheduler has removed from the job, which continues, each with the reason."""
 
     def start(self, command: Sequence[str], world_size: int, logs: Path, environment: Environment) -> Ranks:
         """Start ranks. Every rank writes to `logs/rank-K.log`, or every node to `logs/node-K.log`."""
@@ -119,7 +119,7 @@ class Scheduler(Protocol):
     name: str  # for people
     profile: str  # our profile for it, and Snakemake's executor, have this name
     inquiry: str  # commands that tell a person about a job or a node
-    accounts: str  # their name in goodput.json
+    accounts: str  # the accounting's name in goodput.json
     image_plugin: str  # the plugin that starts processes in images
     names: Sequence[str]  # default-resources of a profile that may be left open to the site
 

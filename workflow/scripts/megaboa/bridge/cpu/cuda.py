@@ -83,7 +83,7 @@ def _nothing(*args, **kwargs) -> None:
 
 
 def _uncompiled(model=None, **kwargs):
-    """torch.compile without compilation, which Megatron uses for fusion and which would run a C++ compiler here."""
+    """torch.compile that doesn't compile: Megatron fuses with it, which would cost a C++ compiler's time here."""
     return model if model is not None else lambda function: function
 
 

@@ -221,7 +221,7 @@ def _gpt_provider(module: ModuleType) -> None:
 
 
 def _adapters(module: ModuleType) -> None:
-    """Clear Bridge's flags for Transformer Engine, which importable but empty names of its layers have set."""
+    """Clear Bridge's flags for Transformer Engine: empty stand-ins of its layers, being importable, have set them."""
     for name in vars(module):
         if name.startswith("HAVE_TE"):
             setattr(module, name, False)

@@ -29,7 +29,7 @@ def _value(cfg: Any, field: str) -> Any:
 
 
 def _low_precision(value: Any) -> bool:
-    """Whether a precision is fp16 or lower. The value is the name of a recipe, or the recipe itself."""
+    """Whether a precision is fp16, fp8 or fp4. The value is the name of a recipe, or the recipe itself."""
     formats = ("fp16", "fp8", "fp4")
     if isinstance(value, str):
         return value == "16-mixed" or any(name in value for name in formats)
@@ -37,7 +37,7 @@ def _low_precision(value: Any) -> bool:
 
 
 def _without_output(modules: list[str] | None) -> bool:
-    """Whether modules are recomputed into the storage of their outputs, which needs Transformer Engine."""
+    """Whether some modules are recomputed into the storage of their outputs, which needs Transformer Engine."""
     return bool({"layernorm", "moe_act", "mla_up_proj"} & set(modules or ()))
 
 

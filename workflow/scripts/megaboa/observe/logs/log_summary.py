@@ -119,8 +119,10 @@ class LogSummary:
         return ratios and {"slowest_over_fastest": ratios, "slowest": dict(self._slowest.most_common())}
 
     def _speeds(self) -> tuple[pd.DataFrame, str]:
-        """The times of lines that don't name their step, used if there are no others; without the first ones of every
-        attempt."""
+        """Times of lines without a step number, for logs that have no others, and a description of them.
+
+        The first steps of every attempt are left out.
+        """
         frame = self.curve.speeds()
         if frame.empty:
             return frame, "none"
@@ -129,7 +131,7 @@ class LogSummary:
 
 
 def with_intervals(frame: pd.DataFrame) -> pd.DataFrame:
-    """Add `interval`, the number of steps that a line covers. It is unknown for the first line of an attempt."""
+    """Add `interval`, the number of steps that a line covers. The first line of an attempt gets the smallest of all."""
     if frame.empty:
         return frame
     ordered = frame if (frame["attempt"] == 1).all() else frame.sort_values(["attempt", "step"], kind="stable")
@@ -254,7 +256,7 @@ class Curve:
         self._mains: dict[bool, str | None] = {}  # the rank whose lines are kept, with and without a step number
 
     def start(self, rank: str | None) -> None:
-        """Handle a start of training. Every rank may announce it, some later than others complete their first step."""
+        """Handle a start of training. Every rank may announce it, some only after others have done their first step."""
         self._starts[rank] += 1
         if self._starts[rank] >= self.attempt and any(attempt == self.attempt for _, attempt in self._tables):
             self._pending = True

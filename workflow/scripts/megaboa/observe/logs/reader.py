@@ -13,7 +13,7 @@ import pyarrow as pa
 from megaboa.observe.logs import dialects
 from megaboa.observe.logs.events import Event, LineFormat, Note, Steps
 
-# Words that lines with information contain, and their parsers; the first that understands a line wins.
+# A line without any of these words says nothing. Each word has its parsers; the first that understands a line wins.
 STEP, SPEED, START = b"iteration", b"Step Time", b"raining "
 Readers = Sequence[tuple[bytes, tuple[Callable[[bytes], Event | None], ...]]]
 RARE: Readers = (

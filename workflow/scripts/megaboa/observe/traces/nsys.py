@@ -389,7 +389,7 @@ def _in_bytes(binary: bytes | str, schemas: dict[int, tuple[int, int]]) -> int:
 
 
 def with_sizes(kernels: Events, calls: Events, ranges: Events, sizes: np.ndarray) -> Events:
-    """Set the sizes of kernels to that of the NVTX range in which they were launched, if it has one."""
+    """Give each kernel the size in the NVTX range in which it was launched, if that has one."""
     size = kernels.sizes
     launches = launch_rows(kernels, calls)
     for thread in np.unique(ranges.place[sizes != UNKNOWN]):

@@ -19,7 +19,7 @@ NUMBERED = re.compile(r"^ProfilerStep#(\d+)$")
 STEP_RANGE = re.compile(r"(^|[./: ])(train_?step|training_step|iteration|step)([ #_:]*(\d+))?$", re.IGNORECASE)
 OPTIMIZER_RANGE = re.compile(r"optimizer[._]?step", re.IGNORECASE)
 AGREEMENT = 0.05  # allowed relative difference between the median steps of two anchors
-REGULAR = 0.1  # largest relative spread of the distances between launches of an anchor kernel
+REGULAR = 0.1  # largest relative spread of the distances between starts of an anchor kernel
 
 
 @dataclass(frozen=True)

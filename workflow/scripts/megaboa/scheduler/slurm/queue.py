@@ -155,7 +155,7 @@ def _living() -> list[QueuedJob]:
 
 
 def _asked_again[Answer](ask: Callable[[], Answer]) -> Answer:
-    """SLURM's answer, with a few retries. They are done here, because caches don't keep exceptions."""
+    """SLURM's answer, with a few retries. Caches don't prevent these, because they don't keep exceptions."""
     for pause in PAUSES:
         try:
             return ask()
