@@ -203,11 +203,11 @@ def h200() -> Iterator[Row]:
         yield Row("h200-gpt2-large", name, name != "bf16 fused", facts, seconds, gib, one["group"])
 
 
-def of_experiment(data: str, *names: str) -> Iterator[Row]:
-    """Rows of a shipped experiment, maybe with overlays. The facts come from its plan."""
+def of_experiment(data: str, *names: str | Path) -> Iterator[Row]:
+    """Rows of a shipped experiment, maybe with overlays (or a whole path's). The facts come from its plan."""
     plan = make_plan(load([EXPERIMENTS / f"{name}.yaml" for name in names]))
     for one in _csv(f"{data}.csv"):
-        seconds, gib = float(one["milliseconds"]) / 1000, float(one["gib"])
+        seconds, gib = float(one["milliseconds"]) / 1000, float(one["gib"]) if one["gib"] else None
         yield Row(data, one["name"], True, plan[one["name"]].facts, seconds, gib, one["group"])
 
 
@@ -281,7 +281,9 @@ def rows() -> list[Row]:
     blind = of_experiment("h200-blind", "blind-2xh200")
     four = of_experiment("h200-four", "llama3-8b-8xh200", "overlays/llama3-8b-4xh200")
     scaling = [one for data in ("h200-scaling", "h200-scaling-4") for one in of_experiment(data, "scaling-8xh200")]
-    ours = (*h200(), *llama, *blind, *four, *scaling)
+    tuned = of_experiment("h200-tune", "llama3-8b-2xh200", HERE / "h200-tune")
+    experts = of_experiment("h200-experts", "moe-2xh200")
+    ours = (*h200(), *llama, *blind, *four, *scaling, *tuned, *experts)
     return [*vtrain("vtrain-multi"), *vtrain("vtrain-single"), *simumax(), *ours, *bridge()]
 
 

@@ -27,6 +27,7 @@ MOE = {"layers": 4, "experts": 8, "topk": 2}
 STAGES = (("embedding", "decoder"), ("decoder", "decoder"), ("decoder", "loss"))
 FLEX = {**MOE, "dispatcher": "flex", "flex_backend": "deepep"}
 GRAPHED = {**MOE, "graphs": "transformer_engine"}
+OVERLAPPED = {"shared_ffn": 64, "shared_expert_overlap": True}
 OVERLAP = {**MOE, "expert_overlap": True, "dispatcher": "alltoall", "ep": 2, "precision": "bf16_mixed"}
 FP8 = "bf16_with_fp8_current_scaling_mixed"
 PROFILE = {"profiler": "pytorch", "iters": 10, "world_size": 4}
@@ -393,11 +394,11 @@ CASES = {
         {**FLEX, "gpu": None},
     ),
     "shared_expert_overlaps_a_dispatcher": Case(
-        {**MOE, "shared_ffn": 64, "shared_expert_overlap": True, "dispatcher": "allgather"},
+        {**MOE, **OVERLAPPED, "dispatcher": "allgather"},
         "model.moe_shared_expert_overlap",
         "true with the dispatcher allgather",
         (False,),
-        {**MOE, "shared_ffn": 64, "shared_expert_overlap": True, "dispatcher": "alltoall"},
+        {**MOE, **OVERLAPPED, "dispatcher": "alltoall"},
         {**MOE, "shared_expert_overlap": True, "dispatcher": "allgather"},
     ),
     "expert_overlap_can_work": Case(
@@ -547,6 +548,14 @@ CASES = {
         ("moe_router",),
         {**GRAPHED, "graph_modules": ("moe",), "expert_capacity": 1.0, "pad_to_capacity": True},
         {**GRAPHED, "graph_modules": ("attn",)},
+    ),
+    "graphed_preprocessing_has_no_shared_expert_overlap": Case(
+        {**GRAPHED, **OVERLAPPED, "dispatcher": "alltoall", "graph_modules": ("moe_router", "moe_preprocess")},
+        "model.moe_shared_expert_overlap",
+        "true with a graph of moe_preprocess",
+        (False,),
+        {**GRAPHED, **OVERLAPPED, "dispatcher": "alltoall", "graph_modules": ("moe_router",)},
+        {**GRAPHED, "dispatcher": "alltoall", "graph_modules": ("moe_router", "moe_preprocess")},
     ),
     "recomputation_is_outside_graphs": Case(
         {

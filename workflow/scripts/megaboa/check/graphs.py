@@ -76,6 +76,18 @@ def graphed_experts_have_fixed_sizes(f: Facts) -> Broken | None:
     return Broken("model.cuda_graph_modules", "has moe, and experts drop no tokens", ("moe_router",))
 
 
+def graphed_preprocessing_has_no_shared_expert_overlap(f: Facts) -> Broken | None:
+    """A shared expert that overlaps the alltoall dispatcher begins in moe_preprocess. A graph that records only this
+    beginning leaves the expert's state there, and the next recording fails in shared_experts.py: `pre_forward_comm must
+    be called from IDLE state` (megatron-core 0.19.2 on an H200)."""
+    kernels = f.kernels
+    graphed = kernels.graphs == "transformer_engine" and "moe_preprocess" in kernels.graph_modules
+    overlapped = kernels.shared_expert_overlap and f.model.shared_ffn and kernels.dispatcher in ("alltoall", None)
+    if not graphed or not overlapped:
+        return None
+    return Broken("model.moe_shared_expert_overlap", "true with a graph of moe_preprocess", (False,))
+
+
 def recomputation_is_outside_graphs(f: Facts) -> Broken | None:
     """A graphed part can't be partly recomputed: megatron-core refuses moe with moe_router, and dropout
     inside; CloudAI refuses all of attn with core_attn or mla_up_proj, mlp with mlp, moe with moe_act, moe or
@@ -272,6 +284,7 @@ RULES = (
     moe_preprocessing_follows_the_router,
     graphed_parts_are_there,
     graphed_experts_have_fixed_sizes,
+    graphed_preprocessing_has_no_shared_expert_overlap,
     recomputation_is_outside_graphs,
     full_recomputation_needs_a_full_graph,
     full_graph_has_no_nan_check,

@@ -163,7 +163,7 @@ def experts(f: Facts) -> Part:
     )
     shared, there, back = _dense(f, model.shared_ffn or 0) if model.shared_ffn else ((), 0.0, 0.0)
     forward, backward = _row_passes(f, hidden)
-    activation_forward, activation_backward = _activation(f, rows * ffn / layout.expert_tp)
+    activation_forward, activation_backward = activation(f, rows * ffn / layout.expert_tp, weighted=True)
     scores = 10 * 4 * own * count  # in fp32: scores, probabilities, the balancing loss
     # Sorted by expert, put back, weighted; if experts are spread, also sorted on the receiving rank.
     sorts = 2 * 2 * WIDTH * sent * hidden * (2 if layout.ep > 1 else 1)
@@ -217,19 +217,24 @@ def _dense(f: Facts, ffn: float) -> tuple[tuple[Product, ...], float, float]:
     model, tp, tokens, hidden = f.model, f.layout.tp, _tokens(f), f.model.hidden or 0
     gates = 2 if model.gated else 1
     products = (Product(tokens, gates * ffn / tp, hidden), Product(tokens, hidden, ffn / tp))
-    forward, backward = _activation(f, tokens * ffn / tp)
+    forward, backward = activation(f, tokens * ffn / tp)
     if model.bias:
         backward += WIDTH * tokens * (ffn / tp + hidden)  # sums for the bias's gradient
         forward += 2 * WIDTH * tokens * hidden
     return products, forward, backward
 
 
-def _activation(f: Facts, values: float) -> tuple[float, float]:
-    """Bytes of an activation with this many outputs. Gated ones read two inputs for each; without fusion every step
-    counts."""
-    steps = 1 if f.kernels.fused_activation or f.model.gated else 3
+def activation(f: Facts, values: float, weighted: bool = False) -> tuple[float, float]:
+    """Bytes of an activation with this many outputs. A fused one reads what a product wrote, two values for each output
+    of gated ones, and writes once. Without fusion each operation counts: the activation, an offset of 0 that is added,
+    the product of both halves, and of experts the product with the router's weight."""
     inputs = 2 if f.model.gated else 1
-    return steps * WIDTH * values * (inputs + 1), steps * WIDTH * values * (2 * inputs + 1)
+    forward, backward = inputs + 1, 2 * inputs + 1
+    if not f.kernels.fused_activation:
+        forward, backward = (7, 13) if f.model.gated else (3 * forward, 3 * backward)
+        if weighted:
+            forward, backward = forward + 2, backward + 6
+    return WIDTH * values * forward, WIDTH * values * backward
 
 
 def _row_passes(f: Facts, hidden: float) -> tuple[float, float]:
