@@ -55,6 +55,7 @@ class Row:
     gib: float | None = None
     group: str = ""
     reserved_gib: float | None = None  # reserved by PyTorch's allocator
+    model: str = ""  # where the name doesn't say it
 
 
 @dataclass(frozen=True)
@@ -200,7 +201,8 @@ def h200() -> Iterator[Row]:
         )  # fmt: skip
         name = one["name"]
         seconds, gib = float(one["milliseconds"]) / 1000, float(one["gib"])
-        yield Row("h200-gpt2-large", name, name != "bf16 fused", facts, seconds, gib, one["group"])
+        held_back = name != "bf16 fused"
+        yield Row("h200-gpt2-large", name, held_back, facts, seconds, gib, one["group"], model="gpt2-large")
 
 
 def of_experiment(data: str, *names: str | Path) -> Iterator[Row]:
@@ -208,7 +210,8 @@ def of_experiment(data: str, *names: str | Path) -> Iterator[Row]:
     plan = make_plan(load([EXPERIMENTS / f"{name}.yaml" for name in names]))
     for one in _csv(f"{data}.csv"):
         seconds, gib = float(one["milliseconds"]) / 1000, float(one["gib"]) if one["gib"] else None
-        yield Row(data, one["name"], True, plan[one["name"]].facts, seconds, gib, one["group"])
+        run = plan[one["name"]]
+        yield Row(data, run.name, True, run.facts, seconds, gib, one["group"], model=run.run.model["name"])
 
 
 GPT3_7B = replace(
@@ -277,14 +280,17 @@ def bridge() -> Iterator[Row]:
 
 
 def rows() -> list[Row]:
+    return [*vtrain("vtrain-multi"), *vtrain("vtrain-single"), *simumax(), *ours(), *bridge()]
+
+
+def ours() -> list[Row]:
     llama = of_experiment("h200-llama3-8b", "llama3-8b-2xh200")
     blind = of_experiment("h200-blind", "blind-2xh200")
     four = of_experiment("h200-four", "llama3-8b-8xh200", "overlays/llama3-8b-4xh200")
     scaling = [one for data in ("h200-scaling", "h200-scaling-4") for one in of_experiment(data, "scaling-8xh200")]
     tuned = of_experiment("h200-tune", "llama3-8b-2xh200", HERE / "h200-tune")
     experts = of_experiment("h200-experts", "moe-2xh200")
-    ours = (*h200(), *llama, *blind, *four, *scaling, *tuned, *experts)
-    return [*vtrain("vtrain-multi"), *vtrain("vtrain-single"), *simumax(), *ours, *bridge()]
+    return [*h200(), *llama, *blind, *four, *scaling, *tuned, *experts]
 
 
 # --- the errors -------------------------------------------------------------------------------------------------------
@@ -394,7 +400,7 @@ def expected(given: Iterable[Row]) -> list[str]:
         predicted, least = speed.of_step(one.facts), speed.of_step(one.facts, limit(gpu))
         times = " | ".join(f"{seconds * 1000:,.0f}" for seconds in (one.seconds or 0, predicted.seconds, least.seconds))
         gpus = f"{one.facts.layout.world_size} {gpu.upper()}"
-        lines.append(f"| {one.name} | {gpus} | {times} | {predicted.shares(0.05)} |")
+        lines.append(f"| {f'{one.model} {one.name}'.strip()} | {gpus} | {times} | {predicted.shares(0.05)} |")
     return lines
 
 
@@ -454,7 +460,7 @@ def main() -> None:
     models = {"before": lambda f: former_speed.of_step(f).seconds, "now": lambda f: speed.of_step(f).seconds}
     print("\n".join([*table(given, models), "", *memory_table(given), "", *host_table()]))
     if arguments.expect:
-        print("\n".join(["", *expected([*h200(), *bridge(), *simumax()])]))
+        print("\n".join(["", *expected([*ours(), *bridge(), *simumax()])]))
     if arguments.rows:
         for one in given:
             gib = f"{one.gib:.1f} GiB {memory.peak(one.facts).tensors / GIB / one.gib:.3f}" if one.gib else ""
