@@ -12,17 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from megaboa.bridge import zygote
+from megaboa.bridge import handover, zygote_protocol
 from megaboa.scheduler import local
 
 pytestmark = pytest.mark.slow
-SCRIPTS = Path(zygote.__file__).parents[2]
+SCRIPTS = Path(handover.__file__).parents[2]
 ASK = f"""
 import sys
 sys.path.insert(0, {str(SCRIPTS)!r})
-from megaboa.bridge import zygote
+from megaboa.bridge import handover
 if __name__ == "__main__":
-    zygote.hand_over()
+    handover.to_zygote()
 """
 
 
@@ -282,7 +282,7 @@ def test_without_a_zygote_a_script_works_for_itself(script):
     # One that can't import is no obstacle.
     started = time.monotonic()
     assert script.run(work, env={"PYTHONPATH": str(broken(script.folder))})[1] == f"{os.getpid()} False\n"
-    assert time.monotonic() - started < zygote.START_SECONDS / 2
+    assert time.monotonic() - started < zygote_protocol.START_SECONDS / 2
 
 
 def broken(folder: Path) -> Path:

@@ -227,11 +227,15 @@ class Faults:
         which is older than what stands by; jobs without ranks have such processes, too. With `when`, the host waits
         for that file first."""
         keepers = "$(pgrep -f 'megaboa[.]bridge[.]zygote')"
-        look = f"for keeper in {keepers}; do pkill -{name} --newest -P $keeper -f train_rank && exit; done; exit 1"
-        if when:
-            self._do_when_there(host, when, f"bash -c {shlex.quote(look)}")
-        else:
-            self.lab.on_node(host, ["bash", "-c", look], user="root")
+        look = f"for keeper in {keepers}; do pkill -{name} --newest -P $keeper -f train_rank && exit; done"
+        look = f"{look}; ps -eo pid,ppid,etimes,stat,args | grep -E 'zygote|train_rank'; exit 1"
+        try:
+            if when:
+                self._do_when_there(host, when, f"bash -c {shlex.quote(look)}")
+            else:
+                self.lab.on_node(host, ["bash", "-c", look], user="root")
+        except subprocess.CalledProcessError as error:
+            raise AssertionError(f"{host} has no forked rank of {self.run}:\n{error.stdout}") from error
 
     def park_until_others_stand_by(self, run: str) -> list[str]:
         """Let a run stand still after its first save, else it would end before a process on each of its hosts has

@@ -6,7 +6,7 @@ are started soon, and with --keep it stays and forks the ranks of its node (`lau
 
 import sys
 
-from megaboa.bridge import flight, process, zygote
+from megaboa.bridge import flight, handover, process
 from megaboa.scheduler import adopt_rank
 from megaboa.scheduler.local import die_with_parent
 
@@ -17,11 +17,11 @@ if __name__ == "__main__" and "--self-test" in sys.argv:
 
     sys.exit(examine())
 elif __name__ == "__main__" and "--warm" in sys.argv:
-    zygote.warm()
+    handover.start_zygote()
 elif __name__ == "__main__" and "--keep" in sys.argv:
-    zygote.keep()
+    handover.become_zygote()
 elif __name__ == "__main__":
-    zygote.hand_over()
+    handover.to_zygote()
     adopt_rank()
     flight.on_signal()
 

@@ -6,7 +6,7 @@ import os
 import sys
 
 from megaboa import commands
-from megaboa.bridge import process, zygote
+from megaboa.bridge import handover, process
 from megaboa.bridge.quiet import quietly
 from megaboa.errors import one_sentence
 from megaboa.records import Corpus, CorpusSpec, IndexSpec, Sources, TokenizerSpec, read, write
@@ -15,7 +15,7 @@ from megaboa.records import Corpus, CorpusSpec, IndexSpec, Sources, TokenizerSpe
 def train_tokenizer(words: list[str]) -> None:
     """Train a byte-level BPE tokenizer, once per identity."""
     args = commands.job(train_tokenizer, "spec", "out").parse_args(words)
-    zygote.hand_over("cpu")
+    handover.to_zygote("cpu")
     from megaboa.data.jobs import make_tokenizer
 
     with one_sentence(args.out):
@@ -81,7 +81,7 @@ def merge_corpus(words: list[str]) -> None:
 def verify_corpus(words: list[str]) -> None:
     """Compare a corpus with its source, check its index, read it as training will."""
     args = commands.job(verify_corpus, "spec", "sources", "manifest", "out").parse_args(words)
-    zygote.hand_over("cpu")
+    handover.to_zygote("cpu")
     from megaboa.bridge.corpus_samples import read_as_training_does
     from megaboa.data.jobs import verify_corpus as verified
 
@@ -95,7 +95,7 @@ def verify_corpus(words: list[str]) -> None:
 def build_index(words: list[str]) -> None:
     """Build Megatron's index of the data that some runs share, once per identity."""
     args = commands.job(build_index, "spec", "out").parse_args(words)
-    zygote.hand_over("cpu")
+    handover.to_zygote("cpu")
     with quietly():  # from the import on: it is then that loggers take hold of stderr
         process.prepare("cpu")
         from megaboa.bridge.index import make

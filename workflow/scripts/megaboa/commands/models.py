@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from megaboa import commands
-from megaboa.bridge import process, zygote
+from megaboa.bridge import handover, process
 from megaboa.conversion import add_image, add_sizes, image_of, layout_of
 from megaboa.errors import one_sentence
 from megaboa.files import write_json
@@ -30,7 +30,7 @@ from megaboa.records import (
 def get_model(words: list[str]) -> None:
     """Make a model from a config, or find or fetch it. Needs no Megatron."""
     args = commands.job(get_model, "spec", "out").parse_args(words)
-    zygote.hand_over("cpu")
+    handover.to_zygote("cpu")
     from megaboa.bridge.source import obtain
 
     manifest = obtain(read(ModelSpec, args.spec))
@@ -144,6 +144,6 @@ def _as_rank(parser: argparse.ArgumentParser, words: list[str]) -> tuple[argpars
     add_sizes(parser)
     add_image(parser)
     args = parser.parse_args(words)
-    zygote.hand_over()
+    handover.to_zygote()
     layout = layout_of(args)
     return args, layout, process.join_ranks(layout) == (layout.world_size or 1) - 1

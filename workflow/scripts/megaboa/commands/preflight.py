@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from megaboa import commands
-from megaboa.bridge import process, zygote
+from megaboa.bridge import handover, process
 from megaboa.bridge.quiet import quietly
 from megaboa.records import InsideCheck, PreflightInImage, RunsSpec, read, write
 
@@ -20,7 +20,7 @@ def preflight(words: list[str]) -> int:
     parser = commands.job(preflight, "out")
     parser.add_argument("order", type=Path, help=ORDER)
     args = parser.parse_args(words)
-    zygote.hand_over("cpu")
+    handover.to_zygote("cpu")
     with quietly():
         process.prepare("cpu")
         from megaboa.bridge.preflight import check

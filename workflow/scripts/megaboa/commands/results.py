@@ -8,7 +8,7 @@ from inspect import getdoc
 from pathlib import Path
 
 from megaboa import commands, records
-from megaboa.bridge import zygote
+from megaboa.bridge import handover
 from megaboa.errors import InputError, one_sentence
 from megaboa.files import read_json, write_json
 from megaboa.paths import ExperimentFolder, RunFolder, run_of
@@ -34,7 +34,7 @@ def summarize(words: list[str]) -> None:
 def evaluate(words: list[str]) -> None:
     """Call the user's command on a run's exported model, and note its numbers."""
     args = commands.job(evaluate, "spec", "export", "store", "out").parse_args(words)
-    zygote.hand_over("cpu")
+    handover.to_zygote("cpu")
     from megaboa import evaluation
 
     spec, export = records.read(records.EvaluateSpec, args.spec), records.read(records.ExportRecord, args.export)
@@ -75,7 +75,7 @@ def compare_tensors(words: list[str]) -> None:
     Ends without an error whatever it finds: what differs is a failed check of the report.
     """
     args = commands.job(compare_tensors, "spec", "out").parse_args(words)
-    zygote.hand_over("cpu")
+    handover.to_zygote("cpu")
     from megaboa.bridge.tensor_agreement import compare
 
     found = compare(records.read(records.TensorsSpec, args.spec), ExperimentFolder(args.out.parent))
