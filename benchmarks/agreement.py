@@ -33,11 +33,12 @@ import pandas as pd
 from megaboa.bridge import process
 from megaboa.files import append_line
 from megaboa.observe.steps import add_routing, read_events, step_rows, table_of
-from megaboa.paths import RunFolder, RunStore
+from megaboa.paths import RunFolder
 from megaboa.records import AgreementCheck, AgreementSpec, ReportSpec, read
 from megaboa.report.agreement import agreement_checks
 from megaboa.report.runs import RunResult
 from megaboa.scheduler.ranks import ReservedPort, rank_environment
+from megaboa.store_paths import RunStore
 
 TWINS = 1000  # noise of a twin is numbered from here, that of a seed below
 MODULES = ("recipes.common", "training.gpt_step", "training.pretrain", "training.checkpointing")

@@ -24,9 +24,10 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "workflow/scripts"))
 
 from megaboa.bridge import process
-from megaboa.paths import AttemptFolder, RunFolder, RunStore
+from megaboa.paths import RunFolder
 from megaboa.run.command import rank_environment
 from megaboa.scheduler.ranks import ReservedPort
+from megaboa.store_paths import AttemptFolder, RunStore
 
 SKIPPED = 10
 STEP = re.compile(r"iteration +(\d+)/.*elapsed time per iteration \(ms\): ([\d.]+)")

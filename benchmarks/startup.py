@@ -28,8 +28,8 @@ sys.path.insert(0, str(ROOT / "workflow/scripts"))
 
 from megaboa.observe.goodput import STARTUP, startup
 from megaboa.observe.steps import read_attempts, read_events
-from megaboa.paths import RunStore
 from megaboa.scheduler.local import FORKED
+from megaboa.store_paths import RunStore
 
 Parts = dict[str, float]
 WAYS = {"each imports": "0", "forked, cold": "1", "forked, warm": "1"}

@@ -30,9 +30,10 @@ sys.path.insert(0, str(ROOT / "workflow/scripts"))
 
 from megaboa import files
 from megaboa.bridge import process
-from megaboa.paths import AttemptFolder, RunFolder, RunStore
+from megaboa.paths import RunFolder
 from megaboa.records import RunSpec, parse
 from megaboa.scheduler.local import die_with_parent
+from megaboa.store_paths import AttemptFolder, RunStore
 
 FIRST_TIMED = 9
 FIRST_PORT = 20_000

@@ -14,8 +14,8 @@ from megaboa.files import digest, link, write_json, write_text
 from megaboa.observe.goodput import goodput
 from megaboa.observe.steps import read_attempts, read_events, step_rows, write_steps
 from megaboa.observe.summary import summarize
-from megaboa.paths import RunStore
 from megaboa.records import TrainRecord, read, read_ledger, write
+from megaboa.store_paths import RunStore
 
 START = 1_700_000_000.0
 LAYOUT = {"tp": 1, "pp": 1, "vpp": "-", "cp": 1, "ep": 1, "sp": "false"}

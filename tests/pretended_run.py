@@ -4,9 +4,10 @@ import os
 
 from megaboa import files
 from megaboa.config.models.resources import Launch, Recovery
-from megaboa.paths import RunFolder, RunStore
+from megaboa.paths import RunFolder
 from megaboa.records import line, read_ledger
 from megaboa.run import command, identity, ledger, supervisor, watch
+from megaboa.store_paths import RunStore
 
 LAST, INTERVAL = 6, 2
 

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from megaboa.paths import RunStore
 from megaboa.records import GpuSample, GpusFound, Summary, read_gpu_events
+from megaboa.store_paths import RunStore
 
 LIMITS = {  # least and most that any of these GPUs can say
     "watts": (20, 1500),

@@ -12,7 +12,7 @@ from megaboa import records
 from megaboa.files import link, read_json, read_jsonl, write_json
 from megaboa.observe import goodput, measure
 from megaboa.observe.steps import read_events
-from megaboa.paths import RunFolder, RunStore
+from megaboa.paths import RunFolder
 from megaboa.records import (
     LEDGER,
     STEPS,
@@ -28,6 +28,7 @@ from megaboa.records import (
     plain,
 )
 from megaboa.run import identity, ledger, progress, supervisor, unfinished
+from megaboa.store_paths import RunStore
 
 # Written by the first version whose manifests had no version; only lists that nobody reads here were shortened.
 VERSION_0 = Path(__file__).parent / "fixtures" / "version-0"

@@ -15,8 +15,8 @@ import made
 from megaboa.bridge.process import playing_rank_0_of, prepare
 from megaboa.bridge.quiet import quietly
 from megaboa.files import read_json
-from megaboa.paths import AttemptFolder, RunStore
 from megaboa.records import LaunchSpec, ModelSource, ProfileSpec, RunSpec, parse
+from megaboa.store_paths import AttemptFolder, RunStore
 
 MODEL = {"model_type": "qwen3", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "vocab_size": 500}
 RUN = {

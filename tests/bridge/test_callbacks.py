@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from megaboa.files import read_json, read_jsonl, write_json
-from megaboa.paths import AttemptFolder
 from megaboa.run import checkpoints
 from megaboa.run.lives import Signals
+from megaboa.store_paths import AttemptFolder
 
 STUBS = ("megatron", "megatron.bridge", "megatron.bridge.training", "megatron.core")
 CALLBACKS, BATCHES = "megatron.bridge.training.callbacks", "megatron.core.num_microbatches_calculator"

@@ -15,8 +15,8 @@ from megaboa import files
 from megaboa.bridge import local_copies
 from megaboa.bridge.local_copies import NONE, LocalCopies
 from megaboa.errors import InputError
-from megaboa.paths import RunStore
 from megaboa.records import LocalPart, read, write
+from megaboa.store_paths import RunStore
 
 OLDER, NEWER = 4, 6
 

@@ -13,10 +13,11 @@ from megaboa.bridge import process
 from megaboa.bridge.train import steps_of
 from megaboa.config.models.resources import Launch
 from megaboa.files import write_json
-from megaboa.paths import AttemptFolder, RunFolder, RunStore
+from megaboa.paths import RunFolder
 from megaboa.run.command import RANK_SCRIPT, rank_command
 from megaboa.run.resume import Beginning
 from megaboa.scheduler.local import FORKED
+from megaboa.store_paths import AttemptFolder, RunStore
 
 
 def test_steps_to_leave_out_are_given_as_ranges():

@@ -9,7 +9,7 @@ from megaboa.bridge import profilers
 from megaboa.bridge.profilers import Capture, Profiler, of_file
 from megaboa.config.models.outputs import TOOLS
 from megaboa.errors import InputError
-from megaboa.paths import AttemptFolder
+from megaboa.store_paths import AttemptFolder
 
 CPROFILE = Path(__file__).parents[2] / "profilers" / "cprofile.py"
 

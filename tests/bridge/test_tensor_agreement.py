@@ -10,10 +10,11 @@ import torch.distributed.checkpoint as dcp
 from megaboa.bridge.checkpoint_tensors import counters
 from megaboa.bridge.tensor_agreement import compare
 from megaboa.files import write_text
-from megaboa.paths import ExperimentFolder, RunStore
+from megaboa.paths import ExperimentFolder
 from megaboa.records import AgreementSpec, RunSpec, TensorsSpec, TrainRecord, write
 from megaboa.records.base import Tree
 from megaboa.run import checkpoints
+from megaboa.store_paths import RunStore
 
 pytestmark = pytest.mark.slow
 

@@ -10,15 +10,15 @@ from megaboa.bridge import preflight
 from megaboa.config.models.outputs import Trackers
 from megaboa.config.models.resources import Launch
 from megaboa.files import read_json
-from megaboa.paths import RunStore
 from megaboa.records import LaunchSpec, parse
+from megaboa.store_paths import RunStore
 
 # As Bridge's logger does it (GlobalState.mlflow_logger).
 ATTEMPT = """
 import sys
 from pathlib import Path
 from megaboa.bridge.train import continue_mlflow_run
-from megaboa.paths import RunStore
+from megaboa.store_paths import RunStore
 store, loaded = RunStore(Path(sys.argv[1])), sys.argv[2]
 continue_mlflow_run(store, store.mlflow_uri)
 import mlflow

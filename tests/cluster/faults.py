@@ -21,9 +21,10 @@ from clone import edit
 from lab import REPOSITORY, UID, Lab
 from site_clone import SiteClone
 
-from megaboa.paths import RunFolder, RunStore
+from megaboa.paths import RunFolder
 from megaboa.run import node_memory
 from megaboa.run.identity import identity_of, store_of
+from megaboa.store_paths import RunStore
 
 NAME = "faults"
 SAVE_INTERVAL, HIT_AT = 10, 13

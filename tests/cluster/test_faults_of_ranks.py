@@ -17,10 +17,11 @@ from faults import AT_ONCE, HIT_AT, NAME, SAVE_INTERVAL, STEPS, Faults
 from lab import UID, Lab
 from site_clone import SiteClone
 
-from megaboa.paths import RunFolder, RunStore
+from megaboa.paths import RunFolder
 from megaboa.run import checkpoints
 from megaboa.run.identity import identity_of, store_of
 from megaboa.run.watch import ASK_AGAIN_SECONDS
+from megaboa.store_paths import RunStore
 
 pytestmark = pytest.mark.slow
 

@@ -11,7 +11,7 @@ from faults import AT_ONCE, NAME, SAVE_INTERVAL, STEPS, WAIT, Faults
 from lab import Lab
 from site_clone import SiteClone
 
-from megaboa.paths import RunStore
+from megaboa.store_paths import RunStore
 
 pytestmark = pytest.mark.slow
 

@@ -26,9 +26,9 @@ from site_clone import SiteClone
 
 from megaboa.files import read_jsonl
 from megaboa.launch import networks
-from megaboa.paths import AttemptFolder
 from megaboa.records import read_gpu_events
 from megaboa.run.checkpoints import latest
+from megaboa.store_paths import AttemptFolder
 
 FOUND = usable(2)
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not FOUND, reason="there is no GPU")]

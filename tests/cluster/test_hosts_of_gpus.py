@@ -18,8 +18,8 @@ from lab import Lab
 from rehearsal import REHEARSAL, devices, usable
 from site_clone import SiteClone
 
-from megaboa.paths import AttemptFolder
 from megaboa.records import read_gpu_events
+from megaboa.store_paths import AttemptFolder
 
 PER_HOST = 2
 HOSTS = usable(4) // PER_HOST

@@ -20,8 +20,8 @@ from lab import UID, Lab
 from rehearsal import REHEARSAL, devices, usable
 from site_clone import SiteClone
 
-from megaboa.paths import AttemptFolder
 from megaboa.records import read_gpu_events
+from megaboa.store_paths import AttemptFolder
 
 FOUND = usable(2)
 pytestmark = [

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from nvml import stand_in
 
-from megaboa.paths import AttemptFolder
 from megaboa.records import GpuSample, read_gpu_events
+from megaboa.store_paths import AttemptFolder
 
 pytestmark = pytest.mark.slow
 
@@ -23,7 +23,7 @@ from pathlib import Path
 from types import SimpleNamespace as Name
 
 sys.path.insert(0, {scripts!r})
-from megaboa.paths import AttemptFolder
+from megaboa.store_paths import AttemptFolder
 from megaboa.run import gpu_sampler
 from megaboa.scheduler import rank_of
 

@@ -11,7 +11,7 @@ import pytest
 from megaboa.check.facts import from_json
 from megaboa.doctor import examine, troubles
 from megaboa.files import write_json, write_text
-from megaboa.paths import AttemptFolder, RunFolder, RunStore
+from megaboa.paths import RunFolder
 from megaboa.records import (
     AttemptEnd,
     AttemptStart,
@@ -26,6 +26,7 @@ from megaboa.records import (
 from megaboa.run import claims, ledger
 from megaboa.run.gpu_use import use_of
 from megaboa.run.identity import identity_of
+from megaboa.store_paths import AttemptFolder, RunStore
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "check"))
 from gpt2_large import facts

@@ -12,10 +12,11 @@ from test_goodput import event, steps
 from megaboa.files import write_json
 from megaboa.observe import alerts, fleet, measure, prometheus
 from megaboa.observe.queue import Queue
-from megaboa.paths import ExperimentFolder, NodesFolder
+from megaboa.paths import ExperimentFolder
 from megaboa.records import NodeTrouble, Recovery, line, plain
 from megaboa.run.node_memory import DAY
 from megaboa.scheduler.answers import Life, QueuedJob
+from megaboa.store_paths import NodesFolder
 
 NOW = START + 10_000
 

@@ -14,12 +14,13 @@ from megaboa.doctor import passed
 from megaboa.files import write_text
 from megaboa.observe.measure import trained
 from megaboa.observe.steps import write_steps
-from megaboa.paths import AttemptFolder, RunFolder, RunStore
+from megaboa.paths import RunFolder
 from megaboa.records import Energy, GpuFound, GpuSample, GpusFound, NotSampled, Spread, Unsampled, line, write
 from megaboa.report.page import draw, read_captions
 from megaboa.report.runs import load_runs
 from megaboa.run import gpu_use
 from megaboa.run.gpu_use import use_of
+from megaboa.store_paths import AttemptFolder, RunStore
 
 CAPTIONS = Path(__file__).parents[2] / "workflow" / "report" / "captions.yaml"
 SCRIPTS = Path(__file__).parents[2] / "workflow" / "scripts"
@@ -177,7 +178,7 @@ from pathlib import Path
 from types import SimpleNamespace as Name
 
 sys.path.insert(0, {scripts!r})
-from megaboa.paths import AttemptFolder
+from megaboa.store_paths import AttemptFolder
 from megaboa.run import gpu_sampler
 
 attempt = AttemptFolder(Path({attempt!r}))

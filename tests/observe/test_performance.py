@@ -9,9 +9,9 @@ from megaboa.files import write_json, write_text
 from megaboa.observe import performance
 from megaboa.observe.steps import step_rows
 from megaboa.observe.summary import summarize
-from megaboa.paths import RunStore
 from megaboa.peaks import peak_of
 from megaboa.records import STEPS, AttemptStart, TrainStart, plain
+from megaboa.store_paths import RunStore
 
 
 def run(gpu=None, flops_per_token=2e9, world_size=2, **given):

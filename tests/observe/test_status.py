@@ -14,11 +14,11 @@ from rich.console import Console
 from megaboa.files import append_line, write_json
 from megaboa.observe.queue import Queue, trained_by
 from megaboa.observe.status import as_record, event, experiment_progress, progress_table
-from megaboa.paths import RunStore
 from megaboa.records import Pace, line
 from megaboa.run import checkpoints
 from megaboa.scheduler.answers import QueuedJob
 from megaboa.scheduler.slurm import queries
+from megaboa.store_paths import RunStore
 
 MEGABOA = Path(__file__).parents[2] / "workflow" / "scripts" / "megaboa"
 

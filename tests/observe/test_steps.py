@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from megaboa.files import write_text
 from megaboa.observe.steps import add_routing, read_events, step_rows, write_steps
-from megaboa.paths import RunStore
 from megaboa.records import Evaluated, Step, parse
+from megaboa.store_paths import RunStore
 
 
 @pytest.fixture

@@ -9,12 +9,13 @@ import pytest
 
 from megaboa.config import ConfigError
 from megaboa.files import write_json
-from megaboa.paths import RunFolder, RunStore
+from megaboa.paths import RunFolder
 from megaboa.plan import Plan, in_place, restarts
 from megaboa.plan.shared import Shared
 from megaboa.records import Identity, TrainRecord, plain, read
 from megaboa.run import checkpoints
 from megaboa.run.identity import store_of
+from megaboa.store_paths import RunStore
 
 PlanOf = Callable[..., Plan]
 ITSELF = "sweep: {runs: {base: {continue_from: itself}}}"

@@ -10,12 +10,13 @@ import pytest
 
 from megaboa.config import ConfigError
 from megaboa.files import digest, read_json, write_json
-from megaboa.paths import RunFolder, RunStore
+from megaboa.paths import RunFolder
 from megaboa.plan import Plan
 from megaboa.plan.parents import planned_steps
 from megaboa.plan.shared import Shared
 from megaboa.records import plain, write
 from megaboa.run import checkpoints
+from megaboa.store_paths import RunStore
 
 PlanOf = Callable[..., Plan]
 SAVES = {"training.train_iters": 100, "checkpoint.save_interval": 10}

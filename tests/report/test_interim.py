@@ -7,12 +7,13 @@ from fake_runs import START, FakeExperiment, end_event, start_event, step_event,
 
 from megaboa.files import read_json, write_json
 from megaboa.observe import status
-from megaboa.paths import RunFolder, RunStore
+from megaboa.paths import RunFolder
 from megaboa.records import write
 from megaboa.report.checks import proofs_so_far
 from megaboa.report.interim import load_interim
 from megaboa.run import claims
 from megaboa.run.identity import identity_of
+from megaboa.store_paths import RunStore
 
 TRAINED, FAILED, WORKING, WAITING = "trained", "failed", "working", "waiting"
 

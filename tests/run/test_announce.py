@@ -6,9 +6,10 @@ import time
 import pytest
 
 from megaboa.files import write_json
-from megaboa.paths import RunFolder, RunStore
+from megaboa.paths import RunFolder
 from megaboa.run import announce
 from megaboa.run.announce import notify
+from megaboa.store_paths import RunStore
 
 
 def test_lines_for_people_wait_for_no_disk(tmp_path, monkeypatch, capsys):

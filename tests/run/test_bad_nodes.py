@@ -10,7 +10,7 @@ import pytest
 from megaboa import files
 from megaboa.config.models.resources import Launch, Recovery
 from megaboa.image.runtimes import NO_CONTAINER
-from megaboa.paths import RunFolder, RunStore
+from megaboa.paths import RunFolder
 from megaboa.records import LEDGER, events
 from megaboa.run import bad_nodes, supervisor
 from megaboa.run.call import Call, Interrupted, Requeued, TrainingFailed
@@ -20,6 +20,7 @@ from megaboa.run.progress import read_progress
 from megaboa.run.watch import Watched
 from megaboa.scheduler.ranks import Ended
 from megaboa.scheduler.slurm import allocation, queries
+from megaboa.store_paths import RunStore
 
 SHOWN = "JobId=17 JobState={} Reason={} Restarts={} BatchFlag=1 Requeue=1 NumNodes=2 NodeList=n[1-2] Partition=gpu"
 JOB = queries.parse_job(SHOWN.format("RUNNING", "None", 0) + " ExcNodeList=n7")

@@ -10,8 +10,8 @@ import pytest
 
 from megaboa.errors import InputError
 from megaboa.files import read_json, write_json, write_text
-from megaboa.paths import RunStore
 from megaboa.run import checkpoints
+from megaboa.store_paths import RunStore
 
 
 def save(root, iteration, complete=True):

@@ -10,11 +10,12 @@ import pytest
 from megaboa import records
 from megaboa.config.models.resources import Launch
 from megaboa.files import write_json
-from megaboa.paths import AttemptFolder, RunFolder, RunStore
+from megaboa.paths import RunFolder
 from megaboa.records import Identity, Preflight, RunCheck, Step
 from megaboa.run import capture, command, tuning
 from megaboa.run.resume import Beginning
 from megaboa.scheduler.ranks import Ended
+from megaboa.store_paths import AttemptFolder, RunStore
 
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 LAYOUT = {"tp": 2, "pp": 1, "vpp": None, "cp": 1, "ep": 1, "etp": None, "sp": True, "fsdp": "none"}

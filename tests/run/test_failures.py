@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from megaboa.causes import ACTIONS, CAUSES
-from megaboa.paths import AttemptFolder
 from megaboa.run import failures
 from megaboa.run.failures import Failure, classify
 from megaboa.scheduler.ranks import Ended
 from megaboa.scheduler.slurm.srun import read_end
+from megaboa.store_paths import AttemptFolder
 
 # What every log of ours begins with: an import that Bridge does without.
 BEGINNING = """\

@@ -14,10 +14,10 @@ from types import SimpleNamespace
 import pytest
 from nvml import stand_in
 
-from megaboa.paths import AttemptFolder
 from megaboa.records import GpuSample, GpusFound, NotSampled, line, read_gpu_events
 from megaboa.run import gpu_sampler
 from megaboa.run.gpu_sampler import SCRIPT, thin
+from megaboa.store_paths import AttemptFolder
 
 WAIT = 20
 
@@ -118,7 +118,7 @@ import sys, time
 sys.path.insert(0, {str(SCRIPT.parent)!r})
 from types import SimpleNamespace as Name
 from pathlib import Path
-from megaboa.paths import AttemptFolder
+from megaboa.store_paths import AttemptFolder
 from megaboa.run import gpu_sampler
 launch = Name(start=Name(gpu_sampling_seconds={seconds}), gpus_per_node=2)
 gpu_sampler.start(Name(run=Name(device={device!r}), launch=launch), AttemptFolder(Path({str(tmp_path)!r})))

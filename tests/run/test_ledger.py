@@ -5,7 +5,6 @@ from fake_runs import START, end_event, start_event
 
 from megaboa.causes import CAUSES
 from megaboa.files import read_jsonl
-from megaboa.paths import RunStore
 from megaboa.records import (
     LEDGER,
     AttemptEnd,
@@ -15,6 +14,7 @@ from megaboa.records import (
     events,
 )
 from megaboa.run import ledger
+from megaboa.store_paths import RunStore
 
 
 def test_attempts_are_numbered_and_a_killed_one_counts(tmp_path):

@@ -8,11 +8,12 @@ from called import called
 
 from megaboa import files
 from megaboa.config.models.resources import Recovery
-from megaboa.paths import AttemptFolder, NodesFolder, RunFolder
+from megaboa.paths import RunFolder
 from megaboa.records import BetweenNodes, NodeHealth, NodeTrouble, PassMarks, write
 from megaboa.run import bad_nodes, node_memory
 from megaboa.run.node_memory import DAY, FORGOTTEN, Remembered, judge
 from megaboa.scheduler.slurm import queries
+from megaboa.store_paths import AttemptFolder, NodesFolder
 
 NOW = 1_800_000_000.0
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from megaboa.files import append_line
-from megaboa.paths import RunStore
 from megaboa.records import BetweenNodes, NodeHealth, PassMarks, Unhealthy, line, write
 from megaboa.run.pass_marks import checks_of, of_good_nodes, slow
+from megaboa.store_paths import RunStore
 
 
 def nodes(gpu="H200", **tflops):

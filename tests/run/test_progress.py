@@ -10,7 +10,6 @@ import pytest
 from fake_runs import START, FakeExperiment, end_event, start_event, step_event, write_attempt, write_attempts
 
 from megaboa.files import write_json
-from megaboa.paths import RunStore
 from megaboa.records import TrainEnd
 from megaboa.run.progress import (
     Progress,
@@ -22,6 +21,7 @@ from megaboa.run.progress import (
     read_tail,
     usual_seconds_per_step,
 )
+from megaboa.store_paths import RunStore
 
 
 @pytest.fixture

@@ -7,11 +7,12 @@ import pytest
 
 from megaboa.config.models.resources import Recovery
 from megaboa.files import file_digest, read_jsonl, write_json
-from megaboa.paths import RunFolder, RunStore
+from megaboa.paths import RunFolder
 from megaboa.records import AttemptEnd, plain, write
 from megaboa.run import checkpoints, ledger
 from megaboa.run.inputs import UnusableInputError
 from megaboa.run.resume import Beginning, Resumption
+from megaboa.store_paths import RunStore
 
 PARENT = {"experiment": "old", "run": "base", "iteration": 10, "load": {"optimizer": True, "rng": True}}
 

@@ -4,11 +4,11 @@ from dataclasses import replace
 import pytest
 
 from megaboa.files import write_json
-from megaboa.paths import RunStore
 from megaboa.records import write
 from megaboa.run import claims
 from megaboa.run.stop import stop
 from megaboa.scheduler.slurm import queries
+from megaboa.store_paths import RunStore
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ import pytest
 from megaboa import records
 from megaboa.config.models.resources import Recovery
 from megaboa.files import append_line
-from megaboa.paths import AttemptFolder, RunStore
 from megaboa.records import AttemptEnd, Pace, line, parse, read_node_troubles, read_paces
 from megaboa.run import node_memory, stragglers
 from megaboa.run.stragglers import Stragglers, find, scores, to_replace
+from megaboa.store_paths import AttemptFolder, RunStore
 
 SETTINGS = parse(records.Recovery, Recovery().model_dump(mode="json"), "a test")
 EVEN, SLOW = (0.04, 0.041, 0.039, 0.04), (0.04, 0.041, 0.039, 0.08)

@@ -4,9 +4,9 @@ import pytest
 from pretended_run import INTERVAL, LAST, Run
 
 from megaboa import files
-from megaboa.paths import RunStore
 from megaboa.records import AttemptEnd, line, parse
 from megaboa.run import ledger, trusted_copies
+from megaboa.store_paths import RunStore
 
 # It plays ranks that begin with copies of step 5, as long as they lie under the name that they are given.
 TAKES = """

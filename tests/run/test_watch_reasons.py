@@ -11,11 +11,11 @@ import pytest
 from megaboa import records
 from megaboa.config.models.resources import Launch, Recovery
 from megaboa.files import write_json
-from megaboa.paths import AttemptFolder, RunStore
 from megaboa.records import AttemptEnd, LossSpike, Step, parse, plain
 from megaboa.run import checkpoints, watch
 from megaboa.run.resume import Resumption
 from megaboa.scheduler.slurm.queries import Job
+from megaboa.store_paths import AttemptFolder, RunStore
 
 WALL_TIME = 14_400.0
 

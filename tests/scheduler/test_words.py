@@ -30,7 +30,7 @@ ALLOWED = {
     "check/ranks_and_batches.py": ("a key of the experiment, in an error", {"slurm_extra"}),
     "doctor/troubles.py": ("a key of the experiment, in advice", {"slurm_extra"}),
     "causes.py": ("what logs say of any run, also of earlier ones", {"srun", "slurmd"}),
-    "paths.py": ("a file's name in stores", {"srun"}),
+    "store_paths.py": ("a file's name in stores", {"srun"}),
     "observe/traces/nsys.py": (
         "the environment that a capture of anybody's has kept; it imports nothing of ours",
         {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_JOB_ID"},

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from cpu_ranks import on_cpu
 
-from megaboa.paths import AttemptFolder
 from megaboa.records import read_paces
 from megaboa.run import stragglers
+from megaboa.store_paths import AttemptFolder
 
 pytestmark = pytest.mark.slow
 

@@ -13,9 +13,9 @@ import pytest
 import tiny_training
 from cpu_ranks import on_cpu
 
-from megaboa.paths import RunStore
 from megaboa.records import LocalBeginning, LocalPart, read, write
 from megaboa.run import checkpoints
+from megaboa.store_paths import RunStore
 
 pytestmark = pytest.mark.slow
 

@@ -17,8 +17,8 @@ from clone import edit
 from gpu_runs import TWO, done, experiment, on_two_gpus
 from sampled import assert_sampled
 
-from megaboa.paths import RunStore
 from megaboa.records import Summary, read, read_gpu_events
+from megaboa.store_paths import RunStore
 
 pytestmark = on_two_gpus
 

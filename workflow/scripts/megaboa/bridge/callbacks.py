@@ -23,7 +23,6 @@ from megatron.core.num_microbatches_calculator import get_current_running_global
 from megaboa import files
 from megaboa.check import flops
 from megaboa.check.facts import Facts, Model, Training
-from megaboa.paths import AttemptFolder
 from megaboa.records import (
     Evaluated,
     Phase,
@@ -39,6 +38,7 @@ from megaboa.records import (
 )
 from megaboa.run import checkpoints
 from megaboa.run.claims import newest as newest_claim
+from megaboa.store_paths import AttemptFolder
 
 FENCE_SECONDS = 5.0
 # Messages of Bridge (training/setup.py), and the phase that ends with each.

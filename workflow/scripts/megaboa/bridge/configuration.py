@@ -29,8 +29,9 @@ from megaboa.bridge import datasets, image_text, kernels, recipe_models, tuning,
 from megaboa.bridge.convert import bridge_of, provider_of
 from megaboa.bridge.overrides import hydra_overrides
 from megaboa.fields import BRIDGE_FIELDS
-from megaboa.paths import AttemptFolder, RunFolder, RunStore
+from megaboa.paths import RunFolder
 from megaboa.records import ImportRecord, LaunchSpec, ModelSource, Parent, ProfileSpec, RunSpec, Tokenizer, Tree, read
+from megaboa.store_paths import AttemptFolder, RunStore
 
 SECTIONS = ("training", "optimizer", "schedule", "parallel")
 REFERENCE_STEPS = 4  # steps without the profiler, after the step that includes the end of the capture

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from megaboa import layout
-from megaboa.paths import RunStore
 from megaboa.records import Identity, Parent, Tree, read
 from megaboa.run.checkpoints import has_shards
+from megaboa.store_paths import RunStore
 
 # Fields that must be equal, so that the same tensors mean the same model.
 ARCHITECTURE = (

@@ -22,7 +22,7 @@ from megaboa.conversion import WHOLE
 from megaboa.errors import InputError, disk_full
 from megaboa.files import digest, folder_digests, link, write_text
 from megaboa.layout import Layout
-from megaboa.paths import CARD, RunFolder, RunStore, run_of
+from megaboa.paths import CARD, RunFolder, run_of
 from megaboa.records import (
     ExportRecord,
     ExportSpec,
@@ -34,6 +34,7 @@ from megaboa.records import (
     read,
 )
 from megaboa.run import checkpoints
+from megaboa.store_paths import RunStore
 
 NO_ROOM = "Free some space, or set `store` to another place"
 VERSIONS = ("megatron-bridge", "megatron-core", "torch", "transformers")  # named in an export's card

@@ -25,9 +25,10 @@ from megaboa.bridge.process import playing_rank_0_of
 from megaboa.bridge.quiet import quietly
 from megaboa.errors import InputError
 from megaboa.files import read_json, write_json
-from megaboa.paths import FACTS, RunFolder
+from megaboa.paths import RunFolder
 from megaboa.records import Corpus, CorpusRead, DataIndex, IndexSpec, Tree, parse, plain
 from megaboa.run.inputs import check_data, check_documents
+from megaboa.store_paths import FACTS
 
 
 def make(spec: IndexSpec, experiment: Path) -> DataIndex:

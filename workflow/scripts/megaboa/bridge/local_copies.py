@@ -28,8 +28,9 @@ from torch import distributed
 
 from megaboa import files
 from megaboa.errors import InputError
-from megaboa.paths import AttemptFolder, RunFolder, RunStore
+from megaboa.paths import RunFolder
 from megaboa.records import LocalBeginning, LocalName, LocalPart, plain, read, read_if_there, write
+from megaboa.store_paths import AttemptFolder, RunStore
 
 NONE = -1  # Bridge's value for "there is none"
 PIECE = 1 << 28  # bytes per message between two nodes

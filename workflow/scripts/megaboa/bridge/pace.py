@@ -16,8 +16,8 @@ from megatron.bridge.training.callbacks import Callback, CallbackContext
 from torch import distributed
 
 from megaboa.files import append_line
-from megaboa.paths import AttemptFolder
 from megaboa.records import Pace, line
+from megaboa.store_paths import AttemptFolder
 
 
 class Work(NamedTuple):

@@ -15,7 +15,7 @@ from typing import Any
 
 from megaboa.bridge.hooks import on_import
 from megaboa.errors import InputError
-from megaboa.paths import AttemptFolder
+from megaboa.store_paths import AttemptFolder
 
 MEMORY_EVENTS = 1_000_000  # number of allocations and frees in a snapshot, the newest ones
 CALLS = 2_000_000  # number of VizTracer's entries, the newest ones; writing them takes 1.4 GB

@@ -59,9 +59,10 @@ from megaboa.bridge.weights import Tensors
 from megaboa.conversion import WHOLE
 from megaboa.files import folder_digests
 from megaboa.layout import Layout
-from megaboa.paths import CARD, RunFolder, RunStore
+from megaboa.paths import CARD, RunFolder
 from megaboa.records import Check, Evaluated, ExportRecord, ModelSource
 from megaboa.run import checkpoints
+from megaboa.store_paths import RunStore
 
 NEEDED = {"tensors", "experts", "loads"}
 COPY = "output_layer.weight"

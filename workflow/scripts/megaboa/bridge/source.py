@@ -22,8 +22,8 @@ from megaboa.data import hub, tokenizer
 from megaboa.errors import InputError
 from megaboa.files import digest, file_digest, folder_digests, read_json, write_json
 from megaboa.model_kinds import BY_NAME
-from megaboa.paths import FACTS
 from megaboa.records import ModelSource, ModelSpec, Tree
+from megaboa.store_paths import FACTS
 
 if TYPE_CHECKING:
     import torch

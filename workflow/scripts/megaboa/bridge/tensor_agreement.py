@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from megaboa.bridge.checkpoint_tensors import RANDOM, Checkpoint, Difference, Distance, differences, same, short
 from megaboa.files import read_jsonl
-from megaboa.paths import ExperimentFolder, RunFolder, RunStore
+from megaboa.paths import ExperimentFolder, RunFolder
 from megaboa.records import (
     TIMES_TWINS,
     AgreementSpec,
@@ -27,6 +27,7 @@ from megaboa.records import (
     read_ledger,
 )
 from megaboa.run import checkpoints, ledger
+from megaboa.store_paths import RunStore
 
 FLOOR = 2.0**-22  # lower bound of a twin's spread, relative: twins may agree by chance
 UNTOLD = 1.0  # as large as the tensor itself, so that a limit would be meaningless

@@ -16,10 +16,11 @@ from megaboa.check.facts import Facts
 from megaboa.check.graphs import full_graph_has_whole_blocks_of_attention
 from megaboa.check.rule import finding
 from megaboa.errors import InputError, one_sentence
-from megaboa.paths import AttemptFolder, RunFolder, RunStore
+from megaboa.paths import RunFolder
 from megaboa.records import Identity
 from megaboa.run import checkpoints, gpu_sampler
 from megaboa.run.identity import identity_of
+from megaboa.store_paths import AttemptFolder, RunStore
 
 REPLAYS_ALL_LENGTHS = (9, 15, 1)  # version of cuDNN
 WORD_SECONDS = 0.5  # between two looks by a rank

@@ -22,7 +22,7 @@ from megaboa.config import yaml_file
 from megaboa.data import sources
 from megaboa.errors import InputError
 from megaboa.files import canonical, digest, file_digest, read_json
-from megaboa.paths import ExperimentFolder, RunFolder, RunStore
+from megaboa.paths import ExperimentFolder, RunFolder
 from megaboa.records import (
     AttemptStart,
     BundleEnvironment,
@@ -44,6 +44,7 @@ from megaboa.records import (
 )
 from megaboa.run import ledger
 from megaboa.secrets import secrets_in
+from megaboa.store_paths import RunStore
 
 Files = dict[str, bytes]
 

@@ -16,9 +16,10 @@ from pathlib import Path
 from megaboa import commands
 from megaboa.bridge import saved
 from megaboa.errors import InputError, one_sentence
-from megaboa.paths import RunFolder, RunStore
+from megaboa.paths import RunFolder
 from megaboa.run import checkpoints
 from megaboa.run.progress import format_bytes
+from megaboa.store_paths import RunStore
 
 SHOWN = 5
 

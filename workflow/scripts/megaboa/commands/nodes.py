@@ -18,10 +18,10 @@ from rich.table import Table
 
 from megaboa import commands
 from megaboa.files import append_line
-from megaboa.paths import NodesFolder
 from megaboa.records import NodeTrouble, line, plain
 from megaboa.run import node_memory, pass_marks
 from megaboa.run.node_memory import Remembered
+from megaboa.store_paths import NodesFolder
 
 
 def main(words: list[str]) -> None:

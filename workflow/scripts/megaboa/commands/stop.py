@@ -6,8 +6,9 @@ Snakemake reports it as failed; the next call resumes it.
 import sys
 
 from megaboa import commands
-from megaboa.paths import RunFolder, RunStore
+from megaboa.paths import RunFolder
 from megaboa.run.stop import stop
+from megaboa.store_paths import RunStore
 
 
 def main(words: list[str]) -> int:

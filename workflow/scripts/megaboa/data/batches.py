@@ -23,8 +23,9 @@ from typing import BinaryIO
 from megaboa.errors import InputError
 from megaboa.index_file import HEADER_BYTES, read_header
 from megaboa.layout import Layout
-from megaboa.paths import FACTS, RunFolder
+from megaboa.paths import RunFolder
 from megaboa.records import Corpus, CorpusFacts, Sources, Tree, read_if_there
+from megaboa.store_paths import FACTS
 
 CODES = {"i": {1: "b", 2: "h", 4: "i", 8: "q"}, "u": {1: "B", 2: "H", 4: "I", 8: "Q"}}
 SEQUENTIAL = "single"  # Bridge's loader that takes samples in order

@@ -29,7 +29,6 @@ from megaboa.data.shards import divide
 from megaboa.data.tokenizing import Options, tokenize_shard
 from megaboa.errors import InputError, disk_full
 from megaboa.files import digest, file_digest, link, read_json, write_json
-from megaboa.paths import FACTS
 from megaboa.records import (
     Corpus,
     CorpusFacts,
@@ -46,6 +45,7 @@ from megaboa.records import (
     read,
     write,
 )
+from megaboa.store_paths import FACTS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

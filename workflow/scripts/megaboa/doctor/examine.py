@@ -13,7 +13,7 @@ from megaboa.check.facts import Facts, from_json
 from megaboa.data import batches
 from megaboa.doctor import failed_stages, passed, troubles
 from megaboa.errors import InputError
-from megaboa.paths import ExperimentFolder, RunFolder, RunStore
+from megaboa.paths import ExperimentFolder, RunFolder
 from megaboa.records import (
     Analysis,
     AttemptEnd,
@@ -35,6 +35,7 @@ from megaboa.run.failures import tails_of
 from megaboa.run.gpu_use import use_of
 from megaboa.run.identity import is_outdated, is_trained
 from megaboa.scheduler.registry import cluster
+from megaboa.store_paths import RunStore
 
 
 def experiment(results: Path) -> list[str]:

@@ -13,8 +13,8 @@ from pathlib import Path
 from megaboa import files, store
 from megaboa.errors import InputError, disk_full
 from megaboa.image import dockerfile, engines, image_file, references, tools
-from megaboa.paths import FACTS
 from megaboa.records import Image, ImageBuild, ImageFile, ImageOrder, ImageSpec, ImageStart, Tree, read, write
+from megaboa.store_paths import FACTS
 
 
 def joined(spec: ImageSpec, inside: ImageStart) -> ImageOrder:

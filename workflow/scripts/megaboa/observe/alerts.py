@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from megaboa import paths
+from megaboa import store_paths
 from megaboa.observe.fleet import Fleet, RunUse
 from megaboa.records import SentAlerts, read_if_there, write
 from megaboa.run.announce import notify
@@ -77,7 +77,7 @@ def send(store: Path, found: Sequence[Alert], command: str | None, say: Callable
 
     If the command fails, the next call sends the alert again.
     """
-    path = paths.sent_alerts(store, os.geteuid())
+    path = store_paths.sent_alerts(store, os.geteuid())
     with locked(path.with_suffix(".lock")):
         before = read_if_there(SentAlerts, path)
         sent = dict(before.alerts) if before else {}

@@ -17,12 +17,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from megaboa import paths
+from megaboa import store_paths
 from megaboa.causes import CAUSES
 from megaboa.observe.goodput import NOT_ALLOCATED, Course, courses
 from megaboa.observe.queue import Queue, with_queue
 from megaboa.observe.steps import read_events, step_rows, steps_in
-from megaboa.paths import AttemptFolder, RunStore
 from megaboa.records import (
     AttemptEnd,
     AttemptStart,
@@ -48,6 +47,7 @@ from megaboa.run.node_memory import Remembered
 from megaboa.run.progress import Progress, read_progress
 from megaboa.scheduler.answers import Life
 from megaboa.scheduler.registry import cluster
+from megaboa.store_paths import AttemptFolder, RunStore
 
 # Uses of ranks' time that isn't lost to a failure. `start`: of the first attempt, including compilation in its first
 # steps. `idle`: between steps. `spare`: nodes that wait to replace others, or were replaced and are still held.
@@ -177,7 +177,7 @@ def read_fleet(store: Path, queue: Queue, now: float, since: float | None = None
     """Read the whole store. Time before `since` isn't counted; `price` is that of a rank-hour."""
     broken: dict[Path, str] = {}
     ledgers: dict[RunStore, list[Event]] = {}
-    for one in paths.stores(store):
+    for one in store_paths.stores(store):
         try:
             if since is None or _touched(one) >= since:
                 ledgers[one] = read_ledger(one.ledger)

@@ -11,7 +11,7 @@ from megaboa.observe import performance
 from megaboa.observe.goodput import goodput
 from megaboa.observe.steps import Row, add_routing, read_attempts, read_events, step_rows, steps_in
 from megaboa.observe.summary import summarize, timed_rows
-from megaboa.paths import RunFolder, RunStore
+from megaboa.paths import RunFolder
 from megaboa.records import (
     AttemptStart,
     Called,
@@ -28,6 +28,7 @@ from megaboa.records import (
 )
 from megaboa.run.progress import last_step
 from megaboa.scheduler.registry import cluster
+from megaboa.store_paths import RunStore
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from typing import Any
 from megaboa.observe.logs.log_summary import LogSummary
 from megaboa.observe.logs.reader import read_events
 from megaboa.observe.steps import Row
-from megaboa.paths import AttemptFolder, RunStore
 from megaboa.peaks import peak_of
 from megaboa.records import Energy, Gpus, LogNumbers, Memory, RankEnd, StepEvent, Stragglers, TrainStart, read
 from megaboa.run.gpu_use import use_of, watts_per_gpu
+from megaboa.store_paths import AttemptFolder, RunStore
 
 
 def tflops(timed: Sequence[Row], events: Sequence[StepEvent], world_size: int) -> list[float]:

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from megaboa.doctor import examine
 from megaboa.observe.queue import Queue, trained_by, with_queue
-from megaboa.paths import ExperimentFolder, RunFolder, RunStore
+from megaboa.paths import ExperimentFolder, RunFolder
 from megaboa.records import read_paces
 from megaboa.run import checkpoints, claims, ledger, stragglers
 from megaboa.run.identity import is_outdated, is_trained
@@ -36,6 +36,7 @@ from megaboa.run.progress import (
 from megaboa.run.recovery import lead_seconds, links, wall_seconds
 from megaboa.scheduler.answers import QueuedJob
 from megaboa.scheduler.registry import cluster
+from megaboa.store_paths import RunStore
 
 STYLES = {
     "running": "bold cyan",

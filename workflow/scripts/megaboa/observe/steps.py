@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from megaboa.files import read_jsonl, write_bytes
-from megaboa.paths import RunStore
 from megaboa.records import AttemptStart, Evaluated, Step, StepEvent, read_ledger, read_steps
+from megaboa.store_paths import RunStore
 
 COLUMNS = pa.schema(
     [

@@ -11,11 +11,12 @@ from pathlib import Path
 
 from megaboa.files import write_json
 from megaboa.harmless import without_harmless
-from megaboa.paths import EarlierRun, RunFolder, RunStore
+from megaboa.paths import EarlierRun, RunFolder
 from megaboa.plan.plan import Plan, Run
 from megaboa.records import Identity, Kept, Parent, TrainRecord, Tree, parse, plain, read_ledger, write
 from megaboa.run import checkpoints, ledger, progress
 from megaboa.run.identity import stored
+from megaboa.store_paths import RunStore
 
 ITSELF = "itself"
 

@@ -14,12 +14,13 @@ import yaml
 
 from megaboa import layout
 from megaboa.config.problems import choose, show
-from megaboa.paths import ExperimentFolder, RunFolder, RunStore, trained
+from megaboa.paths import ExperimentFolder, RunFolder, trained
 from megaboa.plan import documents, in_place
 from megaboa.plan.plan import Run
 from megaboa.records import Identity, Load, Parent, RunSpec, Tree, parse, read
 from megaboa.run import checkpoints
 from megaboa.run.identity import is_trained
+from megaboa.store_paths import RunStore
 
 # Keys that define a model, regardless of its initial weights.
 _SAME_MODEL = ("config", "hf", "revision", "tokenizer", "recipe")

@@ -11,11 +11,12 @@ from megaboa.observe import measure
 from megaboa.observe.queue import read_queue
 from megaboa.observe.status import Standing, missing
 from megaboa.observe.steps import table_of
-from megaboa.paths import RunFolder, RunStore
+from megaboa.paths import RunFolder
 from megaboa.records import ExportRecord, TrainRecord, read
 from megaboa.report.checks import is_evaluated
 from megaboa.report.runs import RunResult, is_left_out, load_run, read_plan, result_of
 from megaboa.run.identity import is_outdated
+from megaboa.store_paths import RunStore
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from megaboa.errors import InputError
 from megaboa.files import digest
-from megaboa.paths import AlongFolder, RunFolder, RunStore
+from megaboa.paths import AlongFolder, RunFolder
 from megaboa.records import (
     Along,
     AlongSpec,
@@ -36,6 +36,7 @@ from megaboa.records import (
 )
 from megaboa.run import checkpoints, progress
 from megaboa.run.checkpoints import LOSS
+from megaboa.store_paths import RunStore
 
 SCRIPTS = Path(__file__).parents[2]
 LOOK_SECONDS = 5.0

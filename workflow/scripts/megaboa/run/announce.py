@@ -10,10 +10,11 @@ import time
 from collections.abc import Callable
 
 from megaboa import files
-from megaboa.paths import AttemptFolder, RunFolder, RunStore
+from megaboa.paths import RunFolder
 from megaboa.run import progress
 from megaboa.run.failures import read_tails
 from megaboa.scheduler.ranks import Ended
+from megaboa.store_paths import AttemptFolder, RunStore
 
 PROGRESS_SECONDS, JOB_PROGRESS_SECONDS = 2.0, 30.0
 LOG_LINES_SHOWN = 15

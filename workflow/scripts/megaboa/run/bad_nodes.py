@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import NoReturn
 
-from megaboa.paths import AttemptFolder, RunFolder, RunStore, begun
+from megaboa.paths import RunFolder, begun
 from megaboa.records import AttemptStart, Called, Cancelled, Event, Left, Unhealthy, read_ledger
 from megaboa.run import claims, ledger, node_memory
 from megaboa.run import site as sites
@@ -26,6 +26,7 @@ from megaboa.run.failures import Failure
 from megaboa.scheduler.answers import UnreachableError
 from megaboa.scheduler.protocol import Job
 from megaboa.scheduler.registry import cluster
+from megaboa.store_paths import AttemptFolder, RunStore
 
 LONGEST_SEARCH = 3  # times that a job is requeued because it was given an avoided node again
 REVISE_SECONDS = 300.0

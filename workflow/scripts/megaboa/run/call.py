@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from megaboa.paths import RunFolder, RunStore
+from megaboa.paths import RunFolder
 from megaboa.records import Event, Recovery, read_ledger
 from megaboa.run import checkpoints
 from megaboa.run.announce import Say
@@ -16,6 +16,7 @@ from megaboa.run.patience import patiently
 from megaboa.run.resume import Resumption
 from megaboa.run.site import WaitingCheck
 from megaboa.scheduler.protocol import Place
+from megaboa.store_paths import RunStore
 
 RESUMES = "The next call resumes from the newest complete checkpoint."
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from megaboa import files, store
 from megaboa.launch.nsys import nsys_arguments, wrapped
-from megaboa.paths import AttemptFolder, RunFolder, RunStore
+from megaboa.paths import RunFolder
 from megaboa.records import Identity, Trace, plain, write
 from megaboa.run import site as sites
 from megaboa.run.announce import explain
@@ -17,6 +17,7 @@ from megaboa.run.inputs import check_data, check_image, check_nodes
 from megaboa.scheduler import local
 from megaboa.scheduler.protocol import Place
 from megaboa.scheduler.ranks import Ended
+from megaboa.store_paths import AttemptFolder, RunStore
 
 WRAPPER = Path(__file__).parents[2] / "profile_rank.py"
 

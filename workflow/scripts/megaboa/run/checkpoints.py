@@ -24,8 +24,8 @@ from pathlib import Path
 
 from megaboa.errors import InputError
 from megaboa.files import file_digest, read_json, write_json
-from megaboa.paths import RunStore
 from megaboa.records import CheckpointMark, Evaluated, Tree, read, read_steps, write
+from megaboa.store_paths import RunStore
 
 MARKER = "complete.json"
 DIGESTS = "digests.json"

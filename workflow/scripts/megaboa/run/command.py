@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from megaboa import files, paths
+from megaboa import files, store_paths
 from megaboa.check.facts import Facts, with_overrides
 from megaboa.launch import networks
 from megaboa.layout import Layout
-from megaboa.paths import AttemptFolder, RunFolder, RunStore
+from megaboa.paths import RunFolder
 from megaboa.records import Code, RanOn, Tree
 from megaboa.run import progress, trusted_copies
 from megaboa.run.gpus import name as gpu_name
@@ -24,6 +24,7 @@ from megaboa.run.resume import Beginning
 from megaboa.run.site import python_of
 from megaboa.scheduler.local import may_be_forked
 from megaboa.scheduler.ranks import layered, threads_environment
+from megaboa.store_paths import AttemptFolder, RunStore
 
 FLIGHT_RECORDER = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 FLIGHT_CALLS = "2000"  # calls that each rank's recorder keeps; the same as NCCL's own variable in networks.toml
@@ -139,7 +140,7 @@ def compiled_kernels(folder: RunFolder, environment: str) -> dict[str, str | Non
     share a cache. Users can't, because the cache holds code that is executed. If the folder isn't this user's alone,
     the libraries' own caches are used.
     """
-    kept = paths.compiled_kernels(Path(folder.launch.store).absolute(), os.getuid(), environment)
+    kept = store_paths.compiled_kernels(Path(folder.launch.store).absolute(), os.getuid(), environment)
     if not files.is_ours_alone(kept.parent):
         return {}
     return {"TORCHINDUCTOR_CACHE_DIR": str(kept / "inductor"), "TRITON_CACHE_DIR": str(kept / "triton")}

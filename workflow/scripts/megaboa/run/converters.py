@@ -12,13 +12,13 @@ from pathlib import Path
 from megaboa import conversion
 from megaboa.errors import InputError
 from megaboa.launch import networks
-from megaboa.paths import AttemptFolder
 from megaboa.records import ConversionSpec, Image, LaunchSpec
 from megaboa.run import failures, gpus, site
 from megaboa.scheduler import local
 from megaboa.scheduler.answers import UnreachableError
 from megaboa.scheduler.ranks import Ended, layered, threads_environment
 from megaboa.scheduler.registry import cluster
+from megaboa.store_paths import AttemptFolder
 
 SENTENCE = re.compile(r"^error: ", re.MULTILINE)  # start of a rank's own error message
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from megaboa.causes import CAUSES, EXCEPTION, INTERRUPT, Cause, Failure
 from megaboa.image.tools import plain, why_not_started
-from megaboa.paths import AttemptFolder
 from megaboa.scheduler.ranks import STARTS, Ended
+from megaboa.store_paths import AttemptFolder
 
 TAIL_BYTES = 65_536
 OTHERS_LENGTH = 32_768  # characters examined in logs of ranks that weren't the first to fail

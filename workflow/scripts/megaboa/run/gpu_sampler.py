@@ -17,12 +17,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from megaboa import files
-from megaboa.paths import AttemptFolder, RunFolder
+from megaboa.paths import RunFolder
 from megaboa.records import Event, GpuFound, GpuSample, GpusFound, NotSampled, every_so_many, line
 from megaboa.records.gpus import COUNTS
 from megaboa.run import gpus
 from megaboa.run.nvml import Gpu, Nvml, NvmlError
 from megaboa.scheduler.ranks import STACKS_SIGNAL
+from megaboa.store_paths import AttemptFolder
 
 SCRIPT = Path(__file__).parents[2] / "sample_gpus.py"
 MOST_BYTES = 4 << 20  # of a file; a larger one loses every second sample, and the interval is doubled

@@ -8,7 +8,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from megaboa.paths import AttemptFolder
 from megaboa.records import (
     GpuFound,
     Gpus,
@@ -23,6 +22,7 @@ from megaboa.records import (
     read_gpu_events,
 )
 from megaboa.records.gpus import COUNTS
+from megaboa.store_paths import AttemptFolder
 
 # NVML's reason bits for a GPU that is slowed down. Idle, application clocks and display clocks don't count.
 POWER_CAP, POWER_BRAKE = "power cap", "power brake"

@@ -10,9 +10,10 @@ from pathlib import Path
 
 from megaboa import files, store
 from megaboa.harmless import without_harmless
-from megaboa.paths import RunFolder, RunStore
+from megaboa.paths import RunFolder
 from megaboa.records import Identity, TrainRecord, plain, read, read_if_there
 from megaboa.run import checkpoints
+from megaboa.store_paths import RunStore
 
 
 def identity_of(folder: RunFolder) -> Identity:

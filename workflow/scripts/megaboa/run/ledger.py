@@ -16,7 +16,6 @@ from pathlib import Path
 
 from megaboa.causes import CAUSES, FREE, NODE_CAUSES, REPEATABLE
 from megaboa.files import append_line, digest
-from megaboa.paths import RunStore
 from megaboa.records import (
     AttemptEnd,
     AttemptStart,
@@ -35,6 +34,7 @@ from megaboa.records import (
     read_ledger,
 )
 from megaboa.run.patience import patiently
+from megaboa.store_paths import RunStore
 
 
 def append(ledger: Path, event: Event) -> None:

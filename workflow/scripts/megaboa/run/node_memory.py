@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from megaboa.files import append_line
-from megaboa.paths import AttemptFolder, NodesFolder, RunFolder
+from megaboa.paths import RunFolder
 from megaboa.records import NodeTrouble, line, read_node_troubles
 from megaboa.run.gpu_troubles import troubles_of
 from megaboa.run.gpu_use import use_of
 from megaboa.scheduler.answers import UnreachableError
 from megaboa.scheduler.registry import cluster
+from megaboa.store_paths import AttemptFolder, NodesFolder
 
 DAY = 86_400.0
 USUAL_DAYS = 7.0  # the default of recovery.node_memory_days

@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from megaboa.paths import stores
 from megaboa.peaks import peak_of
 from megaboa.records import NodeHealth, PassMarks, Unhealthy, read_ledger
 from megaboa.run import health
+from megaboa.store_paths import stores
 
 SLOW_SHARE = 0.8  # of the other nodes' median
 SLOW_PEAK_SHARE = 0.4  # of the GPUs' published peak; healthy GPUs reach 0.5 to 0.8

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from megaboa import files
-from megaboa.paths import AttemptFolder, RunStore
 from megaboa.records import (
     STEPS,
     AttemptEnd,
@@ -30,6 +29,7 @@ from megaboa.records import (
 )
 from megaboa.run import ledger
 from megaboa.scheduler.local import is_running
+from megaboa.store_paths import AttemptFolder, RunStore
 
 # Enough for about the last hundred steps, whatever the length of steps.jsonl.
 TAIL_BYTES = 32_768

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from megaboa.paths import RunFolder, RunStore
+from megaboa.paths import RunFolder
 from megaboa.records import Distrusted, ModelSource, TrainRecord, Trusted, read, read_ledger
 from megaboa.run import checkpoints, ledger
 from megaboa.run.announce import Say
 from megaboa.run.inputs import UnusableInputError
+from megaboa.store_paths import RunStore
 
 NOTICED_LATE = 50  # upper bound of steps done before the supervisor looks
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from megaboa.paths import RunStore
 from megaboa.run import claims
 from megaboa.run.patience import patiently
 from megaboa.scheduler.answers import UnreachableError
 from megaboa.scheduler.registry import cluster
+from megaboa.store_paths import RunStore
 
 
 def stop(store: RunStore, say: Callable[[str], None] = print) -> str:

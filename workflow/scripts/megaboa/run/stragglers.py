@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from megaboa.causes import Cause, Failure
-from megaboa.paths import AttemptFolder
 from megaboa.records import Pace, read_paces
 from megaboa.run import checkpoints, ledger, node_memory, progress
 from megaboa.run.call import Call
+from megaboa.store_paths import AttemptFolder
 
 CAUSE: Cause = "slow"  # also the kind of trouble in run/node_memory.py
 SINCE_THE_LAST_LOOK = 10  # upper bound for saves between two looks

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from megaboa import files
 from megaboa.causes import CAUSES, Action
-from megaboa.paths import AttemptFolder, RunFolder, RunStore
+from megaboa.paths import RunFolder
 from megaboa.records import (
     AttemptEnd,
     AttemptStart,
@@ -73,6 +73,7 @@ from megaboa.run.resume import Beginning
 from megaboa.run.watch import Watched, leave_out, watch_of
 from megaboa.scheduler.answers import UnreachableError
 from megaboa.scheduler.registry import cluster
+from megaboa.store_paths import AttemptFolder, RunStore
 
 GPUS_SECONDS = 60.0  # at a run's end, for reading the last attempt's GPU samples
 

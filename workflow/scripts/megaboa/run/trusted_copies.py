@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from megaboa.causes import CAUSES
-from megaboa.paths import AttemptFolder, RunStore
 from megaboa.records import AttemptEnd, LocalBeginning, LocalName, read_if_there, read_ledger, write
 from megaboa.run import ledger
+from megaboa.store_paths import AttemptFolder, RunStore
 
 # These causes mean that the run's state is bad, so the copies may be bad too.
 OF_THE_STATE = ("nan", "loss_spike")

@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 from megaboa import files, records, store
 from megaboa.check import halving
 from megaboa.image.runtimes import NO_CONTAINER
-from megaboa.paths import AttemptFolder, ExperimentFolder, RunFolder, RunStore
+from megaboa.paths import ExperimentFolder, RunFolder
 from megaboa.records import InsideAsked, RankEnd, Setting, Trial, Tried, TuneSpec, Tuning, Worth, plain, write
 from megaboa.run import site as sites
 from megaboa.run.command import RANK_SCRIPT, environment_digest, rank_environment
@@ -35,6 +35,7 @@ from megaboa.run.inputs import check_data, check_image, check_nodes
 from megaboa.scheduler import local
 from megaboa.scheduler.protocol import Place
 from megaboa.scheduler.ranks import Ended, Ranks
+from megaboa.store_paths import AttemptFolder, RunStore
 
 POLL_SECONDS = 0.05
 Say = Callable[[str], None]

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from megaboa.harmless import without_harmless
-from megaboa.paths import RunFolder, RunStore
+from megaboa.paths import RunFolder
 from megaboa.records import Identity, Tree, read_ledger
 from megaboa.run import checkpoints, ledger, progress
 from megaboa.run.identity import identity_of, stored
+from megaboa.store_paths import RunStore
 
 SHOWN = 12
 BY_CONTENT = ("model", "tokenizer", "corpora", "image", "parent")  # fields of an identity: what the run reads

@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from megaboa.causes import Cause
-from megaboa.paths import AttemptFolder
 from megaboa.records import CheckpointShare, read
 from megaboa.run import checkpoints, node_memory
 from megaboa.run.call import Call
@@ -28,6 +27,7 @@ from megaboa.run.command import SCRIPTS, rank_environment
 from megaboa.run.resume import Beginning
 from megaboa.run.site import python_of
 from megaboa.scheduler.registry import cluster
+from megaboa.store_paths import AttemptFolder
 
 READ_CHECKPOINT = SCRIPTS / "read_checkpoint.py"
 ONE_READER_BYTES = 4 << 30  # a larger checkpoint is divided among the job's nodes

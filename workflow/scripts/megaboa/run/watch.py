@@ -18,7 +18,6 @@ from typing import Any
 
 from megaboa.causes import CAUSES, Cause
 from megaboa.launch import networks
-from megaboa.paths import AttemptFolder
 from megaboa.records import Found, LeftOut, LossSpike, Step, read
 from megaboa.run import checkpoints, ledger, progress, recovery
 from megaboa.run.announce import progress_reporter
@@ -28,6 +27,7 @@ from megaboa.run.lives import Signals
 from megaboa.run.stragglers import Stragglers
 from megaboa.run.verification import Reading
 from megaboa.scheduler.ranks import Ended, Ranks
+from megaboa.store_paths import AttemptFolder
 
 POLL_SECONDS = 0.2
 ASK_AGAIN_SECONDS = 5.0  # pause before a controller that could not reach the ranks is asked again

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from megaboa.causes import Failure
-from megaboa.paths import AttemptFolder
 from megaboa.records import LaunchSpec, StandbyOrder, line
 from megaboa.scheduler.answers import NoPlaceError, UnreachableError
 from megaboa.scheduler.local import FORKED
@@ -22,6 +21,7 @@ from megaboa.scheduler.protocol import Container, Environment
 from megaboa.scheduler.ranks import GO, OF_A_RANK, RENDEZVOUS, Ranks, step_on_nodes
 from megaboa.scheduler.slurm import queries
 from megaboa.scheduler.slurm.srun import NODE_LOG, SRUN_LOG, STEP, SrunRanks, end_step, srun_command, without_options
+from megaboa.store_paths import AttemptFolder
 
 ASK_AGAIN_SECONDS = 30.0
 PATIENCE_SECONDS = 600.0
