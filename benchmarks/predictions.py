@@ -1,6 +1,6 @@
 """How far predicted step times and memory are from measured ones, and how good the layout is that would be chosen.
 
-    .venv/bin/python benchmarks/predictions.py [--fit] [--rows] [--speed]
+    .venv/bin/python benchmarks/predictions.py [--fit] [--rows] [--speed] [--expect] [--write]
 
 The data, their sources, and what of them was fitted: benchmarks/measured/README.md. `--fit`: errors of the rows that
 were fitted; `--rows`: every row; `--speed`: how long the ranking of 10,000 layouts of a 70B model takes.
@@ -55,7 +55,7 @@ class Row:
     gib: float | None = None
     group: str = ""
     reserved_gib: float | None = None  # reserved by PyTorch's allocator
-    model: str = ""  # where the name doesn't say it
+    model: str = ""  # its name in the experiment
 
 
 @dataclass(frozen=True)
@@ -205,13 +205,15 @@ def h200() -> Iterator[Row]:
         yield Row("h200-gpt2-large", name, held_back, facts, seconds, gib, one["group"], model="gpt2-large")
 
 
-def of_experiment(data: str, *names: str | Path) -> Iterator[Row]:
-    """Rows of a shipped experiment, maybe with overlays (or a whole path's). The facts come from its plan."""
-    plan = make_plan(load([EXPERIMENTS / f"{name}.yaml" for name in names]))
+def of_experiment(data: str, *files: str | Path) -> Iterator[Row]:
+    """Rows of an experiment's runs; further files are overlays. The facts come from its plan. Rows that have shown a
+    mistake of the model aren't held back."""
+    plan = make_plan(load([EXPERIMENTS / file for file in files]))
     for one in _csv(f"{data}.csv"):
         seconds, gib = float(one["milliseconds"]) / 1000, float(one["gib"]) if one["gib"] else None
         run = plan[one["name"]]
-        yield Row(data, run.name, True, run.facts, seconds, gib, one["group"], model=run.run.model["name"])
+        held_back = "mistake" not in one.get("showed", "")
+        yield Row(data, run.name, held_back, run.facts, seconds, gib, one["group"], model=run.run.model["name"])
 
 
 GPT3_7B = replace(
@@ -284,12 +286,12 @@ def rows() -> list[Row]:
 
 
 def ours() -> list[Row]:
-    llama = of_experiment("h200-llama3-8b", "llama3-8b-2xh200")
-    blind = of_experiment("h200-blind", "blind-2xh200")
-    four = of_experiment("h200-four", "llama3-8b-8xh200", "overlays/llama3-8b-4xh200")
-    scaling = [one for data in ("h200-scaling", "h200-scaling-4") for one in of_experiment(data, "scaling-8xh200")]
-    tuned = of_experiment("h200-tune", "llama3-8b-2xh200", HERE / "h200-tune")
-    experts = of_experiment("h200-experts", "moe-2xh200")
+    llama = of_experiment("h200-llama3-8b", "llama3-8b-2xh200.yaml")
+    blind = of_experiment("h200-blind", "blind-2xh200.yaml")
+    four = of_experiment("h200-four", "llama3-8b-8xh200.yaml", "overlays/llama3-8b-4xh200.yaml")
+    scaling = [one for data in ("h200-scaling", "h200-scaling-4") for one in of_experiment(data, "scaling-8xh200.yaml")]
+    tuned = of_experiment("h200-tune", "llama3-8b-2xh200.yaml", HERE / "h200-tune.yaml")
+    experts = of_experiment("h200-experts", "moe-2xh200.yaml")
     return [*h200(), *llama, *blind, *four, *scaling, *tuned, *experts]
 
 
@@ -400,7 +402,8 @@ def expected(given: Iterable[Row]) -> list[str]:
         predicted, least = speed.of_step(one.facts), speed.of_step(one.facts, limit(gpu))
         times = " | ".join(f"{seconds * 1000:,.0f}" for seconds in (one.seconds or 0, predicted.seconds, least.seconds))
         gpus = f"{one.facts.layout.world_size} {gpu.upper()}"
-        lines.append(f"| {f'{one.model} {one.name}'.strip()} | {gpus} | {times} | {predicted.shares(0.05)} |")
+        name = one.name if one.name.startswith(one.model) else f"{one.model} {one.name}"
+        lines.append(f"| {name} | {gpus} | {times} | {predicted.shares(0.05)} |")
     return lines
 
 

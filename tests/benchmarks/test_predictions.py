@@ -21,7 +21,7 @@ BOUNDS = {
     "h200-scaling": (9, 25, 90, 3, 10),
     "h200-scaling-4": (11, 25, 92, 3, 10),
     "h200-tune": (8, 25, 89, 3, 10),
-    "h200-experts": (8, 25, 92, 3, 10),
+    "h200-experts": (8, 25, None, None, None),
     "bridge-h100": (30, 112, None, None, None),
 }
 

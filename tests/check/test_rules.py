@@ -554,7 +554,7 @@ CASES = {
         "model.moe_shared_expert_overlap",
         "true with a graph of moe_preprocess",
         (False,),
-        {**GRAPHED, **OVERLAPPED, "dispatcher": "alltoall", "graph_modules": ("moe_router",)},
+        {**FLEX, **GRAPHED, **OVERLAPPED, "graph_modules": ("moe_router", "moe_preprocess")},
         {**GRAPHED, "dispatcher": "alltoall", "graph_modules": ("moe_router", "moe_preprocess")},
     ),
     "recomputation_is_outside_graphs": Case(

@@ -3,13 +3,9 @@
 import dataclasses
 
 import pytest
-import torch
 from facts_of import facts
-from torch.nn.functional import silu
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
-from megaboa.check import calibration, speed, work
+from megaboa.check import calibration, speed
 from megaboa.errors import InputError
 from megaboa.files import read_json, write_json
 from megaboa.records import Law
@@ -163,40 +159,6 @@ def test_experts_pay_for_each_group_and_for_sending():
     more = speed.of_step(given, grouped).products - speed.of_step(given, free).products
     assert more == pytest.approx(8 * 32 * 2 * 3 * 63 * 5e-6)  # micro-batches, layers, products, three passes, groups
     assert step(**moe, ep=8).expert > step(**moe, ep=2).expert > step(**moe).expert == 0
-
-
-class Moved(TorchDispatchMode):
-    """Counts bytes that operations read and write."""
-
-    def __init__(self):
-        super().__init__()
-        self.bytes = 0
-
-    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
-        found = operation(*args, **(kwargs or {}))
-        if not operation.is_view and "detach" not in str(operation):
-            tensors = [one for one in tree_leaves((args, kwargs, found)) if isinstance(one, torch.Tensor)]
-            self.bytes += sum(one.nbytes for one in tensors)
-        return found
-
-
-@pytest.mark.parametrize("weighted", [False, True])
-def test_a_gated_activation_without_fusion_moves_what_its_operations_move(weighted):
-    """As megatron-core has them in transformer/mlp.py and, weighted by the router, in transformer/moe/experts.py."""
-    rows, width = 64, 1024
-    given = torch.randn(rows, 2 * width, dtype=torch.bfloat16, requires_grad=True)
-    weights = torch.rand(rows, 1, dtype=torch.bfloat16, requires_grad=True)
-    with Moved() as forward:
-        gate, linear = torch.chunk(given, 2, dim=-1)
-        done = silu(gate) * (linear + 0.0)
-        done = done * weights if weighted else done
-    gradient = torch.ones_like(done)
-    with Moved() as backward:
-        done.backward(gradient)
-    experts = {"experts": 8, "topk": 2, "moe_ffn": width} if weighted else {}
-    unfused = work.activation(of(**experts, fused_activation=False), rows * width, weighted)
-    assert unfused == pytest.approx((forward.bytes, backward.bytes), rel=0.01)
-    assert sum(work.activation(of(**experts), rows * width, weighted)) < sum(unfused) / 2
 
 
 def test_a_gpu_without_a_calibration_is_refused():

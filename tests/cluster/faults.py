@@ -229,14 +229,12 @@ class Faults:
         for that file first."""
         keepers = "$(pgrep -f 'megaboa[.]bridge[.]zygote')"
         look = f"for keeper in {keepers}; do pkill -{name} --newest -P $keeper -f train_rank && exit; done"
-        look = f"{look}; ps -eo pid,ppid,etimes,stat,args | grep -E 'zygote|train_rank'; exit 1"
-        try:
-            if when:
-                self._do_when_there(host, when, f"bash -c {shlex.quote(look)}")
-            else:
-                self.lab.on_node(host, ["bash", "-c", look], user="root")
-        except subprocess.CalledProcessError as error:
-            raise AssertionError(f"{host} has no forked rank of {self.run}:\n{error.stdout}") from error
+        shown = "ps -eo pid,ppid,etimes,stat,args | grep -E '[z]ygote|[t]rain_rank' | grep -v pgrep"
+        look = f"{look}; echo no rank is forked:; {shown}; exit 1"
+        if when:
+            self._do_when_there(host, when, f"bash -c {shlex.quote(look)}")
+        else:
+            self.lab.on_node(host, ["bash", "-c", look], user="root")
 
     def park_until_others_stand_by(self, run: str) -> list[str]:
         """Let a run stand still after its first save, else it would end before a process on each of its hosts has
@@ -357,7 +355,7 @@ class Faults:
 
     def _do_when_there(self, host: str, path: Path, command: str) -> None:
         wait = f"for try in $(seq 12000); do [ -e {path} ] && exec {command}; sleep 0.01; done"
-        self.lab.on_node(host, ["bash", "-c", f"{wait}; exit 1"], user="root", timeout=WAIT)
+        self.lab.on_node(host, ["bash", "-c", f"{wait}; echo {path} never came; exit 1"], user="root", timeout=WAIT)
 
     def keep_on(self, disk: Path, run: str) -> None:
         """Let the store of a run, its ledger too, lie on a file system of its own."""

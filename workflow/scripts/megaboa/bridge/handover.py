@@ -1,5 +1,5 @@
-"""Lets a child of a process that has imported Megatron-Bridge do a command's work, because the import takes ten seconds
-of CPU time.
+"""Hands a command's work to a fork of a process that has already imported Megatron-Bridge, which takes ten seconds of
+CPU time.
 
 A command calls `to_zygote()` before it imports anything heavy. If MEGABOA_ZYGOTE is `cpu` or `cuda` (the workflow sets
 it for an experiment on this machine), a child of the zygote then does the work, with the same arguments, environment,
@@ -7,7 +7,7 @@ folder and streams, from the first line of the script or of `megaboa`. The calli
 the exit code. If anything prevents that, to_zygote() returns, and the command imports for itself.
 
 The first process that needs the zygote starts it. If a scheduler starts one task per node, that task starts the zygote
-(`become_zygote`) before its ranks, and it ends with the task.
+(`become_zygote`) before its ranks, and the zygote ends with the task.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import resource
 import select
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import time
@@ -31,7 +30,7 @@ from megaboa.bridge import zygote_protocol as protocol
 from megaboa.scheduler.local import FORKED, HELD, KEEPER, die_with_parent, may_be_forked
 
 POLL_SECONDS = 0.2
-CONNECT_SECONDS = 20.0  # until it listens, which precedes the imports
+CONNECT_SECONDS = 20.0  # until the zygote listens, which precedes its imports
 STARTS = 3  # per process
 
 
@@ -66,9 +65,9 @@ def become_zygote() -> NoReturn:
     """Become the zygote of a node's ranks, for the life of the process that started this one."""
     die_with_parent(int(os.environ[KEEPER]))  # it may have ended already
     device = os.environ[FORKED]
-    words = protocol.command(protocol.key(device), device)
+    words = protocol.command(protocol.key_of(device), device)
     os.chdir(Path(__file__).parents[2])
-    os.execve(words[0], words, protocol.clean_environment() | {KEEPER: os.environ[KEEPER]})
+    os.execve(words[0], words, protocol.zygote_environment() | {KEEPER: os.environ[KEEPER]})
 
 
 class RefusedError(OSError):
@@ -88,7 +87,7 @@ def _forked_child(device: str) -> tuple[socket.socket, int]:
 
 def _connect(device: str) -> socket.socket:
     """A connection to the zygote for this device, started if there is none; raises OSError if that fails."""
-    key = protocol.key(device)
+    key = protocol.key_of(device)
     deadline, started, starts = time.monotonic() + CONNECT_SECONDS, None, 0
     while time.monotonic() < deadline:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -115,7 +114,7 @@ def _connect(device: str) -> socket.socket:
 def _start(key: str, device: str) -> subprocess.Popen:
     return subprocess.Popen(
         protocol.command(key, device),
-        env=protocol.clean_environment(),
+        env=protocol.zygote_environment(),
         cwd=Path(__file__).parents[2],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
@@ -151,7 +150,7 @@ def _accompany(connection: socket.socket, child: int) -> NoReturn:
     while not select.select([connection], [], [], POLL_SECONDS)[0]:
         pass
     try:
-        code = struct.unpack("!i", protocol.receive(connection, 4))[0]
+        (code,) = protocol.EXIT_CODE.unpack(protocol.receive(connection, protocol.EXIT_CODE.size))
     except OSError:
         code = -signal.SIGKILL  # the zygote was killed, and so were its children
     if code < 0:

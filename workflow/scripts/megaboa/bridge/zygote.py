@@ -1,7 +1,8 @@
-"""The zygote: a process that has imported Megatron-Bridge, and forks those that need it ([handover](handover.py)).
+"""The zygote: a process that has imported Megatron-Bridge, and forks those that need it (`handover`).
 
-It serves one user and one state of everything that an import depends on (`zygote_protocol.key`), and ends after half a
-minute without requests.
+It serves one user and one state of everything that an import depends on (`zygote_protocol.key_of`), and ends after half
+a minute without requests. That of a node's ranks ends with the task that started it; one that can't fork, after ten
+minutes.
 
 A process that has touched CUDA can't be forked, because the driver's state doesn't survive that. So the zygote only
 imports, and children are the first to open a GPU.
@@ -36,7 +37,6 @@ IDLE_SECONDS = 30.0
 REFUSING_SECONDS = 600.0  # for so long, a zygote that can't fork answers with the reason, and no other one starts
 # Modules imported by commands that hand over, with everything that these import.
 IMPORTED = ("train", "convert", "proof", "source", "corpus_samples", "index", "preflight")
-MOST_STREAMS = 5
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class Zygote:
         if child.connection.fileno() >= 0:
             self.poll.unregister(child.connection)
             with contextlib.suppress(OSError):
-                child.connection.sendall(struct.pack("!i", code))
+                child.connection.sendall(protocol.EXIT_CODE.pack(code))
             child.connection.close()
 
 
@@ -169,7 +169,7 @@ def _read(connection: socket.socket, streams: list[int]) -> protocol.Request:
     if protocol.peers_user(connection) != os.geteuid():
         raise PermissionError("another user's")
     connection.settimeout(10)
-    size, received, _, _ = socket.recv_fds(connection, protocol.LENGTH.size, MOST_STREAMS)
+    size, received, _, _ = socket.recv_fds(connection, protocol.LENGTH.size, protocol.MOST_STREAMS)
     streams += received
     return protocol.Request(**json.loads(protocol.receive(connection, *protocol.LENGTH.unpack(size))))
 

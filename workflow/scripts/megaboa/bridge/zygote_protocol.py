@@ -29,7 +29,9 @@ OWN |= {"CUDA_DEVICE_MAX_CONNECTIONS"}  # only read when a process opens its GPU
 OWN |= {"GOTO_NUM_THREADS", "VECLIB_MAXIMUM_THREADS", "NUMEXPR_NUM_THREADS"}
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")  # 1 in the zygote; a child sets its own number
 TITLE_BYTES = 4096
+MOST_STREAMS = 5  # passed to a child: standard ones, and what a rank holds
 LENGTH = struct.Struct("!Q")
+EXIT_CODE = struct.Struct("!i")
 REFUSED = 0  # sent instead of the child's number, and followed by the reason
 BEGIN = b"."  # sent by the caller, which has the child's number: the child may begin
 
@@ -54,12 +56,12 @@ class Request:
         return cls(sys.argv, str(Path.cwd()), environment, umask, sorted(os.sched_getaffinity(0)), ignored)
 
 
-def key(device: str) -> str:
+def key_of(device: str) -> str:
     """Digest of everything that an import depends on, and of what a child can't take over from the caller."""
     library = Path(__file__).parents[1]
     sources = [(str(path), path.stat().st_mtime_ns) for path in sorted(library.rglob("*.py"))]
     packages = [(path, Path(path).stat().st_mtime_ns) for path in sys.path if path.endswith("site-packages")]
-    environment = sorted(clean_environment().items())
+    environment = sorted(zygote_environment().items())
     limits = [resource.getrlimit(getattr(resource, name)) for name in dir(resource) if name.startswith("RLIMIT_")]
     places = [str(path.readlink()) for path in [*sorted(Path("/proc/self/ns").iterdir()), Path("/proc/self/root")]]
     rights = [os.getresuid(), os.getresgid(), os.getgroups(), os.getpriority(os.PRIO_PROCESS, 0)]
@@ -69,8 +71,8 @@ def key(device: str) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 
-def clean_environment() -> dict[str, str]:
-    """The zygote's environment."""
+def zygote_environment() -> dict[str, str]:
+    """This process's variables without those that no import reads; with one thread."""
     own = {name for name in os.environ if name in OWN or name.startswith(OWN_PREFIXES)}
     return {name: value for name, value in os.environ.items() if name not in own} | dict.fromkeys(THREADS, "1")
 

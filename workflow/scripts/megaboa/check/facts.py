@@ -116,6 +116,7 @@ class Kernels:
     dispatcher: str | None = None
     flex_backend: str | None = None
     grouped_gemm: bool = False
+    router_dtype: str | None = None  # None: the model's
     shared_expert_overlap: bool = False
     expert_capacity: float | None = None
     pad_to_capacity: bool = False
@@ -280,6 +281,7 @@ FIELDS: dict[str, str] = {
     "kernels.dispatcher": "model.moe_token_dispatcher_type",
     "kernels.flex_backend": "model.moe_flex_dispatcher_backend",
     "kernels.grouped_gemm": "model.moe_grouped_gemm",
+    "kernels.router_dtype": "model.moe_router_dtype",
     "kernels.shared_expert_overlap": "model.moe_shared_expert_overlap",
     "kernels.expert_capacity": "model.moe_expert_capacity_factor",
     "kernels.pad_to_capacity": "model.moe_pad_expert_input_to_capacity",

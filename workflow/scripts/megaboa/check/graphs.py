@@ -78,8 +78,8 @@ def graphed_experts_have_fixed_sizes(f: Facts) -> Broken | None:
 
 def graphed_preprocessing_has_no_shared_expert_overlap(f: Facts) -> Broken | None:
     """A shared expert that overlaps the alltoall dispatcher begins in moe_preprocess. A graph that records only this
-    beginning leaves the expert's state there, and the next recording fails in shared_experts.py: `pre_forward_comm must
-    be called from IDLE state` (megatron-core 0.19.2 on an H200)."""
+    beginning leaves the expert marked as begun, so that the next recording fails in shared_experts.py:
+    `pre_forward_comm must be called from IDLE state` (megatron-core 0.19.2 on an H200)."""
     kernels = f.kernels
     graphed = kernels.graphs == "transformer_engine" and "moe_preprocess" in kernels.graph_modules
     overlapped = kernels.shared_expert_overlap and f.model.shared_ffn and kernels.dispatcher in ("alltoall", None)

@@ -225,15 +225,23 @@ def _dense(f: Facts, ffn: float) -> tuple[tuple[Product, ...], float, float]:
 
 
 def activation(f: Facts, values: float, weighted: bool = False) -> tuple[float, float]:
-    """Bytes of an activation with this many outputs. A fused one reads what a product wrote, two values for each output
-    of gated ones, and writes once. Without fusion each operation counts: the activation, an offset of 0 that is added,
-    the product of both halves, and of experts the product with the router's weight."""
+    """Bytes of an activation with this many outputs, forward and backward. `weighted`: experts, whose outputs are
+    multiplied by the router's weights.
+
+    A fused one reads what a product wrote, two values for each output of gated ones, and writes once. Without fusion
+    each operation of a gated one counts, with 1 for reading or writing all outputs.
+    """
     inputs = 2 if f.model.gated else 1
     forward, backward = inputs + 1, 2 * inputs + 1
-    if not f.kernels.fused_activation:
-        forward, backward = (7, 13) if f.model.gated else (3 * forward, 3 * backward)
-        if weighted:
-            forward, backward = forward + 2, backward + 6
+    if not f.kernels.fused_activation and not f.model.gated:
+        forward, backward = 3 * forward, 3 * backward  # assumed: three operations
+    elif not f.kernels.fused_activation:
+        forward = 2 + 2 + 3  # the activation, an offset of 0 that is added, the product of both halves
+        backward = 3 + 3 + 3 + 4  # gradients of both factors and of the activation, and joining the halves
+        if weighted and f.kernels.router_dtype == "fp32":  # the product is in fp32, and cast
+            forward, backward = forward + 3 + 3, backward + 3 + 6 + 5 + 3
+        elif weighted:
+            forward, backward = forward + 2, backward + 2 + 3 + 1  # the product; its gradients, and the weights' sums
     return WIDTH * values * forward, WIDTH * values * backward
 
 
