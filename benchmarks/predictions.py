@@ -201,18 +201,16 @@ def h200() -> Iterator[Row]:
         )  # fmt: skip
         name = one["name"]
         seconds, gib = float(one["milliseconds"]) / 1000, float(one["gib"])
-        held_back = name != "bf16 fused"
-        yield Row("h200-gpt2-large", name, held_back, facts, seconds, gib, one["group"], model="gpt2-large")
+        yield Row("h200-gpt2-large", name, not one["used_for"], facts, seconds, gib, one["group"], model="gpt2-large")
 
 
 def of_experiment(data: str, *files: str | Path) -> Iterator[Row]:
-    """Rows of an experiment's runs; further files are overlays. The facts come from its plan. Rows that have shown a
-    mistake of the model aren't held back."""
+    """Rows of an experiment's runs; further files are overlays. The facts come from its plan."""
     plan = make_plan(load([EXPERIMENTS / file for file in files]))
     for one in _csv(f"{data}.csv"):
         seconds, gib = float(one["milliseconds"]) / 1000, float(one["gib"]) if one["gib"] else None
         run = plan[one["name"]]
-        held_back = "mistake" not in one.get("showed", "")
+        held_back = not one.get("used_for")
         yield Row(data, run.name, held_back, run.facts, seconds, gib, one["group"], model=run.run.model["name"])
 
 
@@ -233,9 +231,7 @@ def host_bound() -> Iterator[Row]:
             graphs = "full_iteration" if name == "dense-graphs" else "none"
             cluster = Cluster("cuda", 1, 2, "h200-141g")
             facts = Facts(Layout(2, tp=2), GPT3_7B, training, Kernels(graphs=graphs), cluster=cluster)
-        # The last one was used to fit the host time that a graph leaves to a layer with experts (ROUTED in
-        # check/speed.py).
-        held_back = name != "experts-graphs"
+        held_back = not one["used_for"]
         yield Row("h200-host-bound", name, held_back, facts, float(one["milliseconds"]) / 1000, float(one["gib"]))
 
 

@@ -129,9 +129,9 @@ def _ask(connection: socket.socket) -> int:
     held = map(int, os.environ.get(HELD, "").split())
     socket.send_fds(connection, [protocol.LENGTH.pack(len(content))], [0, 1, 2, *held])
     connection.sendall(content)
-    (child,) = protocol.LENGTH.unpack(protocol.receive(connection, protocol.LENGTH.size))
+    child = protocol.receive_number(connection, protocol.LENGTH)
     if child == protocol.REFUSED:
-        (size,) = protocol.LENGTH.unpack(protocol.receive(connection, protocol.LENGTH.size))
+        size = protocol.receive_number(connection, protocol.LENGTH)
         raise RefusedError(protocol.receive(connection, size).decode())
     connection.sendall(protocol.BEGIN)
     return child
@@ -150,7 +150,7 @@ def _accompany(connection: socket.socket, child: int) -> NoReturn:
     while not select.select([connection], [], [], POLL_SECONDS)[0]:
         pass
     try:
-        (code,) = protocol.EXIT_CODE.unpack(protocol.receive(connection, protocol.EXIT_CODE.size))
+        code = protocol.receive_number(connection, protocol.EXIT_CODE)
     except OSError:
         code = -signal.SIGKILL  # the zygote was killed, and so were its children
     if code < 0:

@@ -100,6 +100,10 @@ def receive(connection: socket.socket, size: int) -> bytes:
     return content
 
 
+def receive_number(connection: socket.socket, form: struct.Struct) -> int:
+    return form.unpack(receive(connection, form.size))[0]
+
+
 def show(words: list[str]) -> None:
     """Show these words in `ps` and `pgrep`, as far as there is room."""
     with contextlib.suppress(OSError, ValueError, IndexError):
