@@ -134,7 +134,8 @@ def test_who_was_asked_to_end_gets_no_other_life(keep):
 
 
 def test_a_signal_before_anybody_listens_ends_it_as_ever(keep):
-    process = keep("def work(life):\n    say('ready')\n    time.sleep(600)")
+    # Python's handler runs between two instructions: a signal just before one long sleep would wait for its end
+    process = keep("def work(life):\n    say('ready')\n    while True:\n        time.sleep(0.01)")
     process.stdout.readline()
     os.kill(process.pid, signal.SIGTERM)
     found, said = ended(process)
