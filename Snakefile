@@ -38,19 +38,19 @@ rule all:
 
 
 onstart:
-    calls.begin(PLAN, workflow, {RULE_NAME("train"), RULE_NAME("capture")})
+    beginning.begin(PLAN, workflow, {RULE_NAME("train"), RULE_NAME("capture")})
 
 
 onerror:
     if SUBMITS:
-        calls.print_failures(RESULTS)
-        calls.report_after_failure(
+        ending.print_failures(RESULTS)
+        ending.report_after_failure(
             RESULTS, RULE_NAME("report"), REPORT, SHARED.reported, workflow.dag
         )
 
 
 if SUBMITS:
-    calls.note_interrupts()
+    ending.note_interrupts()
     # Snakemake ignores the hooks of modules.
     hooks = (globals()["onstart"], globals()["onerror"]) if IS_MODULE else ()
-    workflow.execute = calls.concluding(workflow, RESULTS, RULE_NAME("report"), *hooks)
+    workflow.execute = ending.concluding(workflow, RESULTS, RULE_NAME("report"), *hooks)

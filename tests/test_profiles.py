@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from megaboa.calls.defaults import profile_resources
 from megaboa.plan.places import AUTO
 from megaboa.scheduler.slurm.partitions import NAMES
-from megaboa.workflow import profile_resources
 
 PROFILES = Path(__file__).parents[1] / "profiles"
 

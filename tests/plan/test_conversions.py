@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from megaboa.calls.job_commands import export_command
 from megaboa.config import ConfigError
 from megaboa.plan.shared import CONVERSION_MB, Shared
 from megaboa.records import BridgeSource, Image
-from megaboa.workflow import export_command
 
 STEPS = "training: {train_iters: 10}\n"
 MOE = "num_experts: 4, num_experts_per_tok: 2, moe_intermediate_size: 16"

@@ -8,12 +8,12 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
+from megaboa.calls.configuration import runs_of_job
 from megaboa.config import ConfigError, load
 from megaboa.plan import make_plan, planner
 from megaboa.plan.resources import JobResources
 from megaboa.plan.rule_inputs import Inputs
 from megaboa.plan.shared import Shared
-from megaboa.workflow import runs_of_job
 
 DEFAULT = Path(__file__).parents[2] / "config" / "config.yaml"
 CHAIN = """

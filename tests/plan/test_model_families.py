@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 import megaboa
+from megaboa.calls.beginning import introduce
 from megaboa.check import fit
 from megaboa.config import ConfigError
 from megaboa.plan import families
 from megaboa.plan.families import UnknownFamilyError, count_parameters
 from megaboa.plan.shared import Shared
-from megaboa.workflow import introduce
 
 ASK = """
 from megaboa.bridge.process import prepare

@@ -2,10 +2,11 @@
 
 import pytest
 
+from megaboa.calls.configuration import looks_only
+from megaboa.calls.plan_files import write_plan
 from megaboa.files import read_json
 from megaboa.plan.shared import Shared
 from megaboa.run import submitted
-from megaboa.workflow import looks_only, write_plan
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """megaboa.run.bad_nodes: how a run leaves them, which are avoided, and who gives some back for a dead supervisor."""
 
 import json
+import threading
 import time
 from dataclasses import replace
 from types import SimpleNamespace
@@ -415,3 +416,19 @@ def test_of_nodes_that_failed_so_many_are_avoided_that_one_more_death_strands_no
 
 def test_where_nodes_can_not_be_asked_about_all_that_failed_are_avoided(unreachable_slurm):
     assert bad_nodes.usable("gpu", {"n1": 1.0}, 2) == {"n1"}
+
+
+def test_while_snakemake_waits_for_its_jobs_it_looks_at_the_nodes_that_they_avoid(tmp_path, fake_command, monkeypatch):
+    fake_command("squeue", "true")
+    seen, enough = [], threading.Event()
+
+    def revise(results):
+        seen.append(results)
+        if len(seen) > 2:
+            monkeypatch.setattr(bad_nodes, "REVISE_SECONDS", 3600.0)
+            enough.set()
+
+    monkeypatch.setattr(bad_nodes, "REVISE_SECONDS", 0.01)
+    monkeypatch.setattr(bad_nodes, "revise", revise)
+    bad_nodes.revise_in_background(tmp_path / "results")
+    assert enough.wait(60) and set(seen) == {tmp_path / "results"}

@@ -114,7 +114,9 @@ def test_a_rank_that_ignores_sigterm_is_killed_with_its_children(tmp_path):
 
 
 def test_ranks_that_are_asked_can_end_well(tmp_path):
-    code = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); print('ready', flush=True)\n"
+    code = (
+        "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); print('ready', flush=True)\n"
+    )
     ranks = start(code + "while True: time.sleep(0.01)", 2, tmp_path)  # a signal just before a pause would be lost
     for rank in range(2):
         wait_for_line(tmp_path / f"rank-{rank}.log")

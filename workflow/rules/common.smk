@@ -4,7 +4,8 @@ from snakemake.scheduling.job_scheduler import JobScheduler
 from snakemake.settings.types import Quietness
 from snakemake_interface_executor_plugins.settings import ExecMode
 
-from megaboa import workflow as calls
+from megaboa.calls import beginning, configuration, defaults, dry_run
+from megaboa.calls import ending, job_commands, lock, plan_files
 from megaboa.config import ConfigError, command_line, load, nested
 from megaboa.errors import InputError
 from megaboa.plan import device, make_plan, restarts
@@ -14,26 +15,28 @@ from megaboa.plan.shared import Shared
 from megaboa.run import submitted
 
 SUBMITS = workflow.exec_mode == ExecMode.DEFAULT  # otherwise Snakemake runs in a job
-calls.prepare_process(workflow.output_settings.dryrun)
+beginning.prepare_process(workflow.output_settings.dryrun)
 if SUBMITS:
-    calls.use_this_machine(workflow.resource_settings, workflow.global_resources)
-JobScheduler.exit_gracefully = calls.in_a_thread(JobScheduler.exit_gracefully)
+    defaults.use_this_machine(workflow.resource_settings, workflow.global_resources)
+JobScheduler.exit_gracefully = beginning.in_a_thread(JobScheduler.exit_gracefully)
 try:
-    CONFIG_FILES, GIVEN = calls.configuration(workflow, config)
+    CONFIG_FILES, GIVEN = configuration.files_and_values(workflow, config)
     GIVEN, RESTART = restarts.split(GIVEN)
     LOADED = load(CONFIG_FILES, command_line(GIVEN), os.environ)
-    PROFILE = calls.profile_resources(workflow.resource_settings.default_resources)
+    PROFILE = defaults.profile_resources(workflow.resource_settings.default_resources)
     LOADED = device.settle(
-        LOADED, calls.partition(PROFILE), None if SUBMITS else CONFIG_FILES[0]
+        LOADED, defaults.partition(PROFILE), None if SUBMITS else CONFIG_FILES[0]
     )
-    COMMAND = calls.call_again(workflow.configfiles, GIVEN)
+    COMMAND = configuration.call_again(workflow.configfiles, GIVEN)
     for target in {"prove", "tune"}.intersection(
         () if IS_MODULE or not SUBMITS else sys.argv
     ):
-        CONFIG_FILES, LOADED = calls.own_experiment(workflow, LOADED, target)
+        CONFIG_FILES, LOADED = configuration.own_experiment(workflow, LOADED, target)
         COMMAND, GIVEN = f"{COMMAND} {target}", {}
     # A job of a run only needs the plan of that run.
-    PLAN = make_plan(LOADED, only=() if SUBMITS else calls.runs_of_job(sys.argv))
+    PLAN = make_plan(
+        LOADED, only=() if SUBMITS else configuration.runs_of_job(sys.argv)
+    )
     RESTARTED = restarts.check(PLAN, "results", RESTART) if SUBMITS else []
 except (ConfigError, InputError, restarts.UnfinishedWorkError) as error:
     raise WorkflowError(f"\n{error}") from None
@@ -41,13 +44,13 @@ except (ConfigError, InputError, restarts.UnfinishedWorkError) as error:
 SHARED = Shared(PLAN, profile=PROFILE)
 RESULTS = str(SHARED.folder)
 RUNS = SHARED.runs
-REPORT = calls.report_command(SCRIPTS, CAPTIONS, RESULTS, CONFIG_FILES, COMMAND)
+REPORT = job_commands.report_command(SCRIPTS, CAPTIONS, RESULTS, CONFIG_FILES, COMMAND)
 PREVIEW = {}  # in a dry run: the files that a call would change, and where they are now
 
 if SUBMITS:  # jobs read these files and never write them
-    LOOKS = calls.looks_only(workflow.output_settings.dryrun, sys.argv)
-    MINE = calls.claim_experiment(RESULTS)
-    PREVIEW, CALL_CONFIG = calls.write_plan(
+    LOOKS = configuration.looks_only(workflow.output_settings.dryrun, sys.argv)
+    MINE = lock.claim_experiment(RESULTS)
+    PREVIEW, CALL_CONFIG = plan_files.write_plan(
         PLAN, SHARED, CONFIG_FILES, LOOKS, MINE, COMMAND, RESTARTED
     )
     if CALL_CONFIG:
@@ -57,9 +60,9 @@ if SUBMITS:  # jobs read these files and never write them
         workflow.config_settings.configfiles = CALL_CONFIG
     if workflow.output_settings.dryrun and not IS_MODULE:
         quiet = {Quietness.RULES, Quietness.PROGRESS}
-        calls.end_with_one_screen(workflow, PLAN, SHARED.on_cluster, quiet)
+        dry_run.end_with_one_screen(workflow, PLAN, SHARED.on_cluster, quiet)
     else:
-        calls.introduce(PLAN, SHARED.on_cluster)
+        beginning.introduce(PLAN, SHARED.on_cluster)
 elif not IS_MODULE:  # jobs of a module inherit the variable from the call
     submitted.submit_from(CONFIG_FILES[0])
 
@@ -67,7 +70,7 @@ ASKED = JobResources(SHARED, SUBMITS)
 planned = Planned(RESULTS, PREVIEW)
 INPUTS = Inputs(SHARED, planned.file, ancient)
 # Conversions run where ranks run: in the experiment's image, if it has one.
-PYTHON, IMAGE, CONVERT = calls.conversion_commands(SCRIPTS, SHARED)
+PYTHON, IMAGE, CONVERT = job_commands.conversion_commands(SCRIPTS, SHARED)
 
 
 pathvars:

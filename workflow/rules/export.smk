@@ -24,7 +24,7 @@ rule export_model:
         mem_mb=lambda wildcards: SHARED.export_mb(wildcards.run, copies=2),
     params:
         scripts=SCRIPTS,
-        python=lambda wildcards: calls.export_command(
+        python=lambda wildcards: job_commands.export_command(
             SHARED, PYTHON, CONVERT, wildcards.run, "export"
         ),
         image=IMAGE,
@@ -54,7 +54,7 @@ rule prove_export:
         ),
     params:
         scripts=SCRIPTS,
-        python=lambda wildcards: calls.export_command(
+        python=lambda wildcards: job_commands.export_command(
             SHARED, PYTHON, CONVERT, wildcards.run, "proof"
         ),
         image=IMAGE,
@@ -119,7 +119,7 @@ rule generate_text:
         ),
     params:
         scripts=SCRIPTS,
-        python=lambda wildcards: calls.export_command(
+        python=lambda wildcards: job_commands.export_command(
             SHARED, PYTHON, CONVERT, wildcards.run, "generate"
         ),
         image=IMAGE,

@@ -2,7 +2,7 @@
 # layout and in another. Its runs, and any others that an agreement with `tensors` names, are compared here.
 rule prove:
     input:
-        lambda wildcards: calls.compared(SHARED),
+        lambda wildcards: configuration.compared(SHARED),
         "<experiment>/report/index.html",
         SHARED.metrics,  # as for `all`
 

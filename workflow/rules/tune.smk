@@ -2,7 +2,7 @@
 # job tries them in turn. It resumes an interrupted call, because the trials are in the store.
 rule tune:
     input:
-        lambda wildcards: calls.tuned(SHARED),
+        lambda wildcards: configuration.tuned(SHARED),
 
 
 rule try_settings:

@@ -137,7 +137,7 @@ def told(job: Job, over: bool = False) -> list[str]:
 
 
 def _is_worked_on(results: Path) -> bool:
-    """Whether a call holds the experiment's lock, as `megaboa.workflow` does."""
+    """Whether a call holds the experiment's lock, as `megaboa.calls.lock` does."""
     path = results / ".lock"
     if not path.exists():
         return False

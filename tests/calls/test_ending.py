@@ -1,0 +1,88 @@
+"""megaboa.calls.ending: what a call says at its end."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from megaboa.calls.ending import conclude, concluding
+from megaboa.files import write_json
+
+
+def judged(results, *failed, state="PASS", **more):
+    """What `megaboa report` has written."""
+    counts = {"runs": {"PASS": 2}, "checks": {"PASS": 3, **({"FAIL": len(failed)} if failed else {})}}
+    checks = {"state": "FAIL" if failed else state, "counts": counts, "failed": list(failed), **more}
+    write_json(results / "report" / "checks.json", checks)
+
+
+def fault(name, detail="too different"):
+    return {"name": name, "detail": detail, "anchor": "x"}
+
+
+def test_the_last_lines_are_the_verdict_and_where_the_report_is(tmp_path, capsys):
+    judged(tmp_path)
+    conclude(tmp_path)
+    assert capsys.readouterr().err == f"PASS: all 3 checks; all 2 runs\nreport: {tmp_path}/report/index.html\n"
+
+
+def test_a_failed_check_ends_the_call_and_is_its_last_word(tmp_path, capsys):
+    judged(tmp_path, fault("b agrees with a"), fault("run c", ""))
+    with pytest.raises(SystemExit) as ended:
+        conclude(tmp_path)
+    assert capsys.readouterr().err.startswith("FAIL: 2 FAIL, 3 PASS checks; all 2 runs\nreport: ")
+    assert ended.value.code == "failed: b agrees with a (too different); run c"
+    judged(tmp_path, *(fault(f"check {number}", "x" * 5000) for number in range(8)))
+    with pytest.raises(SystemExit) as ended:
+        conclude(tmp_path)
+    assert ended.value.code.endswith("; and 3 more") and len(ended.value.code) < 1500
+
+
+def test_runs_left_out_on_purpose_are_no_error(tmp_path):
+    judged(tmp_path, state="INVALID")
+    conclude(tmp_path)
+
+
+def test_reports_made_before_end_calls_too(tmp_path):
+    write_json(tmp_path / "report" / "checks.json", {"state": "FAIL", "counts": {}, "checks": []})
+    with pytest.raises(SystemExit, match="failed: FAIL"):
+        conclude(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("asked", "finished", "needed", "look", "ends"),
+    [
+        ("report", True, True, False, True),
+        ("report", False, False, False, True),  # nothing is to be done
+        ("report", False, True, False, False),  # left out by --until
+        ("data", True, True, False, False),
+        ("report", False, False, True, False),  # -n
+    ],
+)
+def test_the_verdict_is_that_of_a_report_that_was_asked_for(tmp_path, asked, finished, needed, look, ends):
+    judged(tmp_path, fault("b agrees with a"))
+    tried, calls = [], []
+    job = SimpleNamespace(rule=SimpleNamespace(name=asked), log_info=lambda: tried.append(asked))
+    dag = SimpleNamespace(jobs=[job], finished=lambda job: finished, needrun=lambda job: needed)
+    dag.needrun_jobs = lambda exclude_finished: [job, job]
+    settings = SimpleNamespace(printshellcmds=False, verbose=False, debug_dag=False)
+    workflow = SimpleNamespace(dryrun=look, touch=False, dag=dag, output_settings=settings)
+    workflow.execute = lambda **options: calls.append(options)
+    execute = concluding(workflow, tmp_path, "report")
+    if ends:
+        with pytest.raises(SystemExit):
+            execute(executor_plugin=1)
+    else:
+        execute(executor_plugin=1)
+    assert calls == [{"executor_plugin": 1}]
+    assert tried == [asked] * look, "a dry run, quiet about jobs, tries one of each rule"
+
+
+def test_a_modules_hooks_go_before_those_of_the_workflow_around_it(tmp_path):
+    calls = []
+    workflow = SimpleNamespace(dryrun=False, touch=False, dag=SimpleNamespace(jobs=[]))
+    workflow.execute = lambda: workflow._onstart("the log")
+    workflow._onstart = workflow._onerror = calls.append
+    concluding(workflow, tmp_path, "report", lambda: calls.append("module"), lambda: calls.append("failed"))()
+    assert calls == ["module", "the log"]
+    workflow._onerror("an error's log")
+    assert calls[2:] == ["failed", "an error's log"]

@@ -1,0 +1,108 @@
+"""What happens before a call's first job: preparations, checks, and what is printed about the plan."""
+
+from __future__ import annotations
+
+import _thread
+import functools
+import gc
+import os
+import sys
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+from megaboa.calls import say
+from megaboa.calls.lock import require_claim
+from megaboa.plan import Plan, screen
+from megaboa.plan.screen import describe, submission
+from megaboa.run import bad_nodes
+from megaboa.run.identity import is_trained
+from megaboa.scheduler import local
+from megaboa.scheduler.registry import cluster
+
+
+def prepare_process(dry_run: bool) -> None:
+    """Prepare Snakemake's process for its jobs.
+
+    Where no conda environment or container is deployed, jobs run with the Python that runs Snakemake. The scheduler's
+    commands, which Snakemake's executor calls too, must ignore the user's own defaults.
+    """
+    if dry_run:
+        gc.disable()  # garbage collection would take a quarter of the time for ten thousand runs
+    cluster().prepare()
+    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+
+
+def in_a_thread(handler: Callable[[Any], None]) -> Callable[..., None]:
+    """Run Snakemake's SIGTERM handler in a thread of its own.
+
+    The handler (Snakemake 9.27) takes a lock that the main thread holds while it selects jobs and checks on ended ones.
+    Python runs signal handlers in the main thread, so it would deadlock, and only SIGKILL would end it.
+    """
+
+    @functools.wraps(handler)
+    def handle(scheduler: Any, *_: Any) -> None:
+        _thread.start_new_thread(handler, (scheduler,))  # threading.Thread.start takes locks too
+
+    return handle
+
+
+def begin(plan: Plan, workflow: Any, trains: Collection[str]) -> None:
+    """Checks and preparations before the first job of a call. `trains`: the rules that start ranks."""
+    executor = workflow.executor_plugin.name
+    require_claim()
+    use_zygote(plan, executor)
+    require_cluster(plan, executor, starting(workflow.dag, trains))
+    if executor == cluster().profile:  # nobody else may be left to update the nodes that waiting jobs avoid
+        bad_nodes.revise_in_background(Path("results"))
+
+
+def require_cluster(plan: Plan, executor: str, starting: Collection[str]) -> None:
+    """Exit if a run needs several nodes and there is no scheduler to provide them. Called before the first job.
+
+    `starting`: the runs whose ranks this call will start. Earlier stages need no nodes, and run on any machine.
+    """
+    wide = next((run for run in plan.runs if run.name in starting and run.config.resources.nodes > 1), None)
+    if wide and executor != cluster().profile:
+        sys.exit(
+            f"run {wide.name}: resources.nodes is {wide.config.resources.nodes}, and this machine is one: "
+            f"call `snakemake --profile {cluster().profile}`, or set it to 1; what comes before training works here "
+            f"too (`snakemake preflight`, `data`, `import`)"
+        )
+
+
+def use_zygote(plan: Plan, executor: str) -> None:
+    """Let jobs that need Bridge be forked from one process, if all jobs run on this machine and in this Python."""
+    here = executor == "local" and plan.experiment.image.runtime == "none"
+    wanted = here and os.environ.get(local.FORKED) != "0"
+    os.environ[local.FORKED] = plan.experiment.device if wanted else "0"
+
+
+def introduce(plan: Plan, on_cluster: bool) -> None:
+    """Print what was planned and, on a cluster or GPUs, what it costs."""
+    for note in plan.notes:
+        say(note)
+    for warning in screen.warnings(plan):
+        say(warning)
+    for left_out in plan.invalid:
+        say(str(left_out))
+    say(screen.heading(plan))
+    for line in asked_for(plan, on_cluster):
+        say(line)
+    say(f"one run by hand, for debugging: megaboa pretrain {plan.name}/{plan.runs[0].name}")
+
+
+def asked_for(plan: Plan, on_cluster: bool) -> list[str]:
+    """What training asks of a cluster or GPUs, and what isn't available for recipes."""
+    said = []
+    if recipes := sorted(name for name, model in plan.models.items() if not model.has_source):
+        said.append(f"recipes have no Hugging Face import, export or proof: {', '.join(recipes)}")
+    if on_cluster or plan.experiment.device == "cuda":
+        trained = {run.name for run in plan.runs if is_trained(run.folder("results", plan.name))}
+        said += describe(submission(plan.runs, trained), plan.experiment.device)
+    return said
+
+
+def starting(dag: Any, rules: Collection[str]) -> set[str]:
+    """Runs whose ranks this call will start by these rules; only known once Snakemake knows the jobs."""
+    return {job.wildcards.run for job in dag.needrun_jobs() if job.rule.name in rules}

@@ -1,0 +1,71 @@
+"""A dry run's one screen: which jobs would run, and why."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+from megaboa.calls.beginning import asked_for
+from megaboa.check.refusals import some_of
+from megaboa.plan import Plan, screen
+
+
+def end_with_one_screen(workflow: Any, plan: Plan, on_cluster: bool, quiet: Collection[Any]) -> None:
+    """Replace a dry run's output by one screen. Snakemake would list all files of each job, and calls no hook at the
+    end.
+
+    With -p or --verbose the list stays and the screen follows it. Otherwise Snakemake is set to `quiet`, so that it
+    doesn't compose output that nobody sees: for ten thousand runs that takes longer than the plan.
+    """
+    everything = shows_jobs(workflow)
+    if not everything:
+        workflow.output_settings.quiet = quiet
+        workflow.logger_manager.logger.addFilter(lambda record: record.levelno >= logging.WARNING)
+
+    def show() -> None:
+        if workflow.scheduler:  # otherwise Snakemake failed before it knew the jobs
+            for line in screen.lines(plan, list(jobs_of(workflow.dag)), asked_for(plan, on_cluster), everything):
+                print(line)
+
+    atexit.register(show)
+
+
+def shows_jobs(workflow: Any) -> bool:
+    given = workflow.output_settings
+    return given.printshellcmds or given.verbose or given.debug_dag
+
+
+def jobs_of(dag: Any) -> Iterator[screen.Job]:
+    """The jobs that Snakemake would run, in topological order, without `all`, which does nothing itself."""
+    needed = {job for job in dag.needrun_jobs(exclude_finished=False) if job.rule.name != "all"}
+    for level in dag.toposorted(needed):
+        for job in sorted(level, key=lambda job: (job.rule.name, *job.wildcards)):
+            yield screen.Job(job.rule.name, next(iter(job.wildcards), ""), reason(dag, job))
+
+
+def reason(dag: Any, job: Any) -> str:
+    """Why a job runs, in a few words: the first reason that is sufficient by itself."""
+    why = dag.reason(job)
+    if why.forced:
+        return "forced"
+    if why.noio or why.nooutput:
+        return "always runs"
+    if why.missing_output:
+        return "not made yet"
+    if why.incomplete_output:
+        return "was cut off"
+    if changed := sorted({Path(path).name for path in why.updated_input - why.updated_input_run}):
+        return f"{some_of(changed)} changed"
+    if why.is_provenance_triggered():
+        return "its input files, parameters or command changed"
+    return f"after {some_of(sorted({before.rule.name for before in dag.job_dependencies(job) if dag.needrun(before)}))}"
+
+
+def try_each_rule(dag: Any) -> None:
+    """Format one job of each rule, which a quiet dry run skips, so that an error in a profile's resources shows before
+    anything is submitted."""
+    for job in {job.rule.name: job for job in dag.needrun_jobs(exclude_finished=False)}.values():
+        job.log_info()

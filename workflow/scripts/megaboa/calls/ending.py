@@ -1,0 +1,134 @@
+"""How a call ends: the report's verdict, or what failed."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+from megaboa.calls import lock, say
+from megaboa.calls.dry_run import shows_jobs, try_each_rule
+from megaboa.doctor import failed_stages
+from megaboa.observe import status
+from megaboa.paths import ExperimentFolder
+from megaboa.records import Checks, Fault, read
+
+_interrupted: list[int] = []
+SHOWN, LENGTH = 5, 200  # of the last line: number of failed checks, and characters for each
+MOST_LINES = 20  # limit for lines about other failed jobs
+
+
+def concluding(
+    workflow: Any,
+    results: str | Path,
+    report: str,
+    onstart: Callable[[], None] | None = None,
+    onerror: Callable[[], None] | None = None,
+) -> Callable[..., None]:
+    """Snakemake's own `execute` with our hooks added and the report's verdict at the end.
+
+    Snakemake calls no hook if there is nothing to do, and no hook is sure to come last.
+    """
+    execute = workflow.execute
+
+    @functools.wraps(execute)
+    def executed(*arguments: Any, **options: Any) -> None:
+        for name, hook in (("_onstart", onstart), ("_onerror", onerror)):
+            if hook:
+                setattr(workflow, name, _both(hook, getattr(workflow, name)))
+        execute(*arguments, **options)
+        if workflow.dryrun:
+            if onstart is None and not shows_jobs(workflow):
+                try_each_rule(workflow.dag)
+        elif not workflow.touch and _is_made(report, workflow.dag):
+            conclude(results)
+
+    return executed
+
+
+def _both(hook: Callable[[], None], other: Callable[[Any], None]) -> Callable[[Any], None]:
+    def called(log: Any) -> None:
+        hook()
+        other(log)
+
+    return called
+
+
+def _is_made(rule: str, dag: Any) -> bool:
+    """Whether the call includes this rule, and its output is up to date."""
+    jobs = [job for job in dag.jobs if job.rule.name == rule]
+    return any(dag.finished(job) or not dag.needrun(job) for job in jobs)
+
+
+def conclude(results: str | Path) -> None:
+    """Print the report's verdict and path as the last lines of a call; exit with an error if a check failed."""
+    found = read(Checks, ExperimentFolder(Path(results)).checks)
+    by_state = {"checks": found.counts.checks, "runs": found.counts.runs}
+    counts = "; ".join(f"{_count(states)} {what}" for what, states in by_state.items() if states)
+    say(f"{found.state}: {counts}\nreport: {Path(results) / 'report' / 'index.html'}")
+    untold = (Fault(name=found.state, detail=""),) if found.state == "FAIL" else ()
+    if failed := untold if found.failed is None else found.failed:
+        sys.exit(f"failed: {'; '.join(map(_failed, failed[:SHOWN]))}{_more(failed)}")
+
+
+def _failed(one: Fault) -> str:
+    return f"{one.name} ({one.detail[:LENGTH]})" if one.detail else one.name
+
+
+def _more(failed: Sequence[Fault]) -> str:
+    return f"; and {len(failed) - SHOWN} more" if len(failed) > SHOWN else ""
+
+
+def print_failures(results: str | Path) -> None:
+    """Print which runs and other jobs failed, and what is available without them."""
+    if not lock.is_elsewhere() and ExperimentFolder(Path(results)).plan.exists():
+        for line in status.failed(Path(results).name, status.missing(Path(results))):
+            say(line)
+        lines = failed_stages.failed(Path(results), over=True)
+        for line in lines[:MOST_LINES]:
+            say(line)
+        if len(lines) > MOST_LINES:
+            say(f"`megaboa doctor {Path(results).name}` says the rest")
+
+
+def note_interrupts() -> None:
+    """Note Ctrl-C, so that the interrupted call isn't reported as a failure; it still ends the call."""
+
+    def noted(number: int, frame: Any) -> None:
+        _interrupted.append(number)
+        signal.default_int_handler(number, frame)
+
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, noted)
+
+
+def report_after_failure(results: str | Path, report: str, command: str, needed: Collection[str], dag: Any) -> None:
+    """Make the report in spite of failed jobs, if every run is trained and measured. The report names the failures.
+
+    It isn't made by a job, because the rule's inputs include what has failed. The next call retries the failed jobs,
+    and then makes the report by its rule.
+    """
+    asked = any(job.rule.name == report for job in dag.jobs)
+    if _interrupted or lock.is_elsewhere() or not asked or _is_made(report, dag):
+        return
+    if not all(map(os.path.exists, needed)) or status.missing(Path(results)):
+        return
+    log = Path(results) / "logs" / "report.log"
+    with log.open("w") as stream:
+        done = subprocess.run(["bash", "-c", f"{command} --after-failure"], stdout=stream, stderr=subprocess.STDOUT)
+    if done.returncode:
+        say(f"the report could not be made: {log}")
+        return
+    conclude(results)
+
+
+def _count(states: dict[str, int]) -> str:
+    """`all 7` if all passed, else the number of each state."""
+    if set(states) == {"PASS"}:
+        return "all {PASS}".format(**states)
+    return ", ".join(f"{number} {state}" for state, number in states.items())

@@ -1,0 +1,48 @@
+"""The experiment's lock: one call at a time works on an experiment."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import IO
+
+from megaboa.calls import say
+
+_held: list[IO[str]] = []  # kept open for the life of this process, because they hold locks
+_holder: list[str] = []  # description of another process that works on the experiment
+
+
+def claim_experiment(results: str | Path) -> bool:
+    """Lock the experiment against other workflow processes until this one ends, however it ends.
+
+    Returns False if another process holds the lock; its files must not be written then.
+    """
+    path = Path(results) / ".lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    stream = path.open("a+")
+    try:
+        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        stream.seek(0)
+        _holder.append(f"{results} is being worked on by {stream.read().strip()}")
+        say(f"{_holder[0]}: its files are left as they are")
+        return False
+    stream.truncate(0)
+    stream.write(f"snakemake, process {os.getpid()} on host {socket.gethostname()}")
+    stream.flush()
+    _held.append(stream)
+    return True
+
+
+def is_elsewhere() -> bool:
+    """Whether another process works on the experiment."""
+    return bool(_holder)
+
+
+def require_claim() -> None:
+    """Exit if another process works on the experiment. Called before the first job."""
+    if is_elsewhere():
+        sys.exit(f"{_holder[0]}. Wait for it, or end it, and try again.")

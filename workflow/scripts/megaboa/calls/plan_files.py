@@ -1,0 +1,64 @@
+"""The plan's files: written by a real call, or next to the last call's by one that only looks."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from megaboa import files
+from megaboa.calls import say
+from megaboa.plan import Plan, in_place
+from megaboa.plan.shared import Shared
+from megaboa.run import submitted
+
+PREVIEW = "preview"  # folder below the results for a plan that is only looked at
+
+
+def write_plan(
+    plan: Plan,
+    shared: Shared,
+    config_files: Sequence[str | Path],
+    looks: bool,
+    mine: bool,
+    command: str,
+    restarted: Collection[str] = (),
+) -> tuple[dict[str, str], list[Path]]:
+    """Write the plan. Return the preview's replacements of files, and the copies of the configuration that jobs read.
+
+    A real call also records what it submits. A call that only looks, such as a dry run, writes a preview that no job
+    reads, if the experiment was called before or isn't `mine`. `mine`: no other process works on the experiment.
+    """
+    if looks and (shared.paths.was_called or not mine):
+        if differing := write_preview(plan, shared):
+            count = f"{len(differing)} file{'s differ' if len(differing) > 1 else ' differs'}"
+            say(f"{count} from the last call's: this plan lies in {shared.folder / PREVIEW}/")
+        return differing, []
+    if not mine:
+        return {}, []
+    in_place.keep(plan, shared.folder.parent)
+    plan.write(shared.folder.parent)
+    shared.write()
+    if looks:
+        return {}, []
+    # A real call makes the preview obsolete.
+    shutil.rmtree(shared.folder / PREVIEW, ignore_errors=True)
+    return {}, submitted.record(shared.folder, config_files, plan.submitted(restarted), command)
+
+
+def write_preview(plan: Plan, shared: Shared) -> dict[str, str]:
+    """Write the plan of a dry run (`snakemake -n`) where no job reads it. Return the files of the experiment that would
+    change, each with its replacement in the preview.
+
+    Snakemake compares files to say which jobs would run. So the files that would change are written to the preview
+    folder, and replace the experiment's in the dry run only.
+    """
+    results, preview = shared.folder, shared.folder / PREVIEW
+    shutil.rmtree(preview, ignore_errors=True)  # so all files in it are newer than any result
+    found = {}
+    for name, text in (*plan.texts(), *shared.texts()):
+        path = results / name
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            files.write_bytes(preview / name, text.encode(), durable=False)
+            found[str(path)] = str(preview / name)
+    return found
