@@ -24,7 +24,7 @@ sys.path.insert(0, str(REPOSITORY / "workflow/scripts"))
 
 from megaboa import files, records
 from megaboa.config import load
-from megaboa.plan import make_plan
+from megaboa.plan import make_plan, specifications
 from megaboa.plan.shared import Shared
 from megaboa.records import ModelSource
 
@@ -79,7 +79,7 @@ def measure(runs: int, folder: Path) -> tuple[float, float, float]:
     before = time.perf_counter()
     plan = make_plan(load(["sweep.yaml"]))
     plan.write("results")
-    Shared(plan).write()
+    specifications.write(Shared(plan))
     planned = time.perf_counter() - before
     for name, config in MODELS.items():
         place, facts = str(folder / name), {"digest": "1", "params": 1, "dtype": "bfloat16", "device": "cpu"}

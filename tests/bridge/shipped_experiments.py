@@ -22,7 +22,7 @@ from megaboa.bridge.quiet import quietly
 from megaboa.check import overview
 from megaboa.config import load
 from megaboa.paths import RunFolder
-from megaboa.plan import make_plan
+from megaboa.plan import make_plan, specifications
 from megaboa.plan.shared import Shared
 
 EXPERIMENTS = Path(__file__).parents[2] / "config" / "experiments"
@@ -38,7 +38,7 @@ def rows(folder, name):
     plan = make_plan(load([EXPERIMENTS / f"{name}.yaml"]))
     plan.write(folder)
     asked = [run.name for run in plan.runs]
-    for path, spec in Shared(plan, folder).specifications().items():
+    for path, spec in specifications.contents(Shared(plan, folder)).items():
         if path.startswith("models/"):
             without = {**spec, "store": str(folder / "store"), "tokenizer": None}
             source = obtain(records.parse(records.ModelSpec, without, path))

@@ -6,6 +6,7 @@ import pytest
 
 from megaboa.calls.job_commands import export_command
 from megaboa.config import ConfigError
+from megaboa.plan import specifications
 from megaboa.plan.shared import CONVERSION_MB, Shared
 from megaboa.records import BridgeSource, Image
 
@@ -43,9 +44,9 @@ def test_rows_of_a_vocabulary_are_not_padded(plan_of):
 
 def test_a_model_of_random_weights_is_not_imported_and_can_be_exported_by_ranks(plan_of):
     scratch = text("tp: 2").replace("pretrained", "scratch")
-    assert "conversions/dense.json" not in Shared(plan_of(scratch)).specifications()
+    assert "conversions/dense.json" not in specifications.contents(Shared(plan_of(scratch)))
     shared = Shared(plan_of(scratch + "export: {runs: all}\n"))
-    assert shared.specifications()["conversions/dense.json"]["layout"] == {"tp": 2, "pp": 1, "ep": 1}
+    assert specifications.contents(shared)["conversions/dense.json"]["layout"] == {"tp": 2, "pp": 1, "ep": 1}
     run = shared.plan.exports[0]
     assert export_command(shared, "python", "convert.py --spec {model}.json", run, "proof") == (
         f"convert.py --spec dense.json --logs {shared.folder}/logs/export/{run}.proof.ranks"
@@ -69,14 +70,14 @@ def test_a_proof_asks_for_no_memory_for_a_model_that_no_host_holds(plan_of, monk
 def test_ranks_change_neither_a_run_nor_its_model(plan_of):
     before, after = plan_of(text("tp: 1")), plan_of(text("tp: 2, pp: 2, nodes: 2"))
     assert [run.run for run in after.runs] == [run.run for run in before.runs]
-    specs = [Shared(plan).specifications() for plan in (before, after)]
+    specs = [specifications.contents(Shared(plan)) for plan in (before, after)]
     assert [name for name in specs[0] if specs[0][name] != specs[1][name]] == ["conversions/dense.json"]
 
 
 def test_the_job_is_told_of_its_ranks_and_of_training(plan_of):
     launch = "launch: {network: infiniband}\nresources: {cpus_per_rank: 3}\n"
     shared = Shared(plan_of(text("tp: 2, pp: 2, nodes: 2") + launch))
-    spec = shared.specifications()["conversions/dense.json"]
+    spec = specifications.contents(shared)["conversions/dense.json"]
     assert spec["layout"] == {"tp": 2, "pp": 2, "ep": 1}
     assert (spec["nodes"], spec["gpus_per_node"], spec["cpus_per_rank"]) == (2, 2, 3)
     assert (spec["start"]["network"], spec["image"], spec["device"]) == ("infiniband", None, "cpu")

@@ -7,8 +7,9 @@ from indexed_files import write_indexed
 
 from megaboa.config import ConfigError
 from megaboa.image import obtain
-from megaboa.plan import image_specs
-from megaboa.plan.shared import Shared, environment
+from megaboa.plan import image_specs, specifications
+from megaboa.plan.environment import environment
+from megaboa.plan.shared import Shared
 from megaboa.records import Environment, ImageSpec, ImageStart, parse, plain
 
 ROOT = Path(__file__).parents[2]
@@ -25,7 +26,7 @@ def plan_in(plan_of, tmp_path, monkeypatch):
 
 
 def spec_of(plan):
-    return Shared(plan).specifications()["image.json"]
+    return specifications.contents(Shared(plan))["image.json"]
 
 
 def test_without_an_image_all_is_as_it_was(plan_in):
@@ -42,7 +43,7 @@ def test_a_reference(plan_in, tmp_path):
     wanted = spec_of(plan)["container"]
     assert (wanted["path"], wanted["build"], wanted["suffix"]) == (REFERENCE, None, ".sqsh")
     assert wanted["name"] == "pytorch"
-    assert Shared(plan).specifications()["inside.json"]["container"]["python"] == "/opt/py"
+    assert specifications.contents(Shared(plan))["inside.json"]["container"]["python"] == "/opt/py"
     launch = plan.runs[0].launch.image
     assert launch.runtime == "pyxis" and launch.workdir == str(tmp_path)
     assert f"{tmp_path}:{tmp_path}:rw" in launch.mounts and f"{ROOT}:{ROOT}:rw" in launch.mounts
@@ -58,18 +59,18 @@ def test_partition_and_account_are_the_profiles_where_the_experiment_names_none(
         ("", ["--partition=gpus", "--account=us"]),
         ("resources: {partition: other}", ["--partition=other", "--account=us"]),
     ):
-        found = Shared(plan_in(text + more), profile=profile).specifications()["inside.json"]["container"]
+        found = specifications.contents(Shared(plan_in(text + more), profile=profile))["inside.json"]["container"]
         assert (found["places"], found["srun"]) == (places, "mysrun")
 
 
 def test_where_things_are_started_makes_no_other_image(plan_in, monkeypatch, tmp_path):
     text = f"image: {{runtime: pyxis, path: '{REFERENCE}'"
-    before = Shared(plan_in(text + "}")).specifications()
+    before = specifications.contents(Shared(plan_in(text + "}")))
     more = ", mounts: ['.:/data']}\nresources: {partition: other}\nlaunch: {python: py, srun_args: [--mpi=none]}"
-    monkeypatch.setattr("megaboa.plan.shared.environment", lambda: Environment(packages={}, digest="other"))
+    monkeypatch.setattr("megaboa.plan.specifications.environment", lambda: Environment(packages={}, digest="other"))
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    after = Shared(plan_in(text + more)).specifications()
+    after = specifications.contents(Shared(plan_in(text + more)))
     assert after["image.json"] == before["image.json"] and after["inside.json"] != before["inside.json"]
 
 
@@ -121,9 +122,9 @@ def test_where_and_by_what_it_is_built_makes_no_other_image(plan_in, tmp_path):
         folder.mkdir(exist_ok=True)
         (folder / "Dockerfile").write_text("ARG BASE\nFROM ${BASE}\nCOPY file /\n")
         (folder / "file").write_text("1")
-    first = Shared(plan_in(BUILD)).specifications()
+    first = specifications.contents(Shared(plan_in(BUILD)))
     moved = BUILD.replace("file: Dockerfile", "file: moved/Dockerfile, context: moved, engine: buildah")
-    other = Shared(plan_in(f"store: elsewhere\n{moved}")).specifications()
+    other = specifications.contents(Shared(plan_in(f"store: elsewhere\n{moved}")))
     assert other["image.json"] == first["image.json"]
     spec = parse(ImageSpec, other["image.json"]["container"], "image.json")
     wanted = obtain.joined(spec, parse(ImageStart, other["inside.json"]["container"], "inside.json"))

@@ -15,7 +15,7 @@ import megaboa
 from megaboa.calls.beginning import introduce
 from megaboa.check import fit
 from megaboa.config import ConfigError
-from megaboa.plan import families
+from megaboa.plan import families, specifications
 from megaboa.plan.families import UnknownFamilyError, count_parameters
 from megaboa.plan.shared import Shared
 
@@ -86,7 +86,7 @@ def test_with_a_model_it_is_imported_and_exported(plan_of, tmp_path):
     shared = Shared(plan, tmp_path)
     (run,) = plan.runs
     assert plan.exports == ["run"] and shared.imported_models == ["m"]
-    assert shared.specifications()["models/m.json"]["weights"] is True
+    assert specifications.contents(shared)["models/m.json"]["weights"] is True
     assert run.run.is_recipe and run.run.has_source and run.run.is_pretrained
     assert run.run.model["recipe"] and run.run.model["config"] == {"model_type": "llama"}
     assert "weight_decay" not in run.run.optimizer  # the recipe chooses it
@@ -95,7 +95,7 @@ def test_with_a_model_it_is_imported_and_exported(plan_of, tmp_path):
 def test_random_weights_of_a_recipes_model_can_be_exported_too(plan_of, tmp_path):
     shared = Shared(plan_of(WITH_WEIGHTS.replace("pretrained", "scratch")), tmp_path)
     assert shared.imported_models == [] and shared.sourced_models == ["m"]
-    assert shared.specifications()["models/m.json"]["weights"] is False
+    assert specifications.contents(shared)["models/m.json"]["weights"] is False
 
 
 def test_a_recipes_model_without_a_converter_is_refused(plan_of):

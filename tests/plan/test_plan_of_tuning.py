@@ -5,7 +5,7 @@ from dataclasses import asdict
 import pytest
 
 from megaboa.config import ConfigError, load
-from megaboa.plan import make_plan, proof, tuning
+from megaboa.plan import make_plan, proof, specifications, tuning
 from megaboa.plan.shared import Shared
 from megaboa.records import Preflight, RunCheck, write
 
@@ -58,7 +58,7 @@ def test_what_does_not_fit_is_left_out_and_the_fastest_by_prediction_are_tried(t
     plan, said = tuning_of(f"{H100}{LARGE}parallel: {{tp: 2, sp: true}}\ntune: {{settings: 6}}\n")
     assert len(plan.runs) == 6
     assert "6 are tried" in said[0]
-    spec = Shared(plan)._tune()
+    spec = specifications.tune(Shared(plan))
     assert spec.own == "tp2-sp-mbs1"
     seconds = [one.seconds for one in spec.settings if one.name != spec.own]
     assert seconds == sorted(seconds)
@@ -69,7 +69,7 @@ def test_what_does_not_fit_is_left_out_and_the_fastest_by_prediction_are_tried(t
 def test_the_users_own_setting_is_predicted_where_it_is_none_of_those_that_are_found(tuning_of):
     also = "tune: {settings: 4, also: {training.precision: [bf16_with_fp8_current_scaling_mixed]}}"
     plan, said = tuning_of(f"{H100}{LARGE}parallel: {{tp: 2, sp: true}}\n{also}\n")
-    own, *_ = Shared(plan)._tune().settings
+    own, *_ = specifications.tune(Shared(plan)).settings
     assert own.name == "own" and own.seconds and own.gib
     assert len(said) == 1
 
@@ -95,7 +95,7 @@ def test_only_so_many_of_each_layout_where_nothing_predicts_times(tuning_of):
 
 
 def test_a_plan_without_tuning_has_no_such_specification(plan_of):
-    assert "tune.json" not in Shared(plan_of()).specifications()
+    assert "tune.json" not in specifications.contents(Shared(plan_of()))
 
 
 @pytest.mark.parametrize(

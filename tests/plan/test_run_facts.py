@@ -4,6 +4,7 @@ import pytest
 
 from megaboa.check import refusals
 from megaboa.config import ConfigError
+from megaboa.plan import specifications
 from megaboa.plan.quantities import Quantities
 from megaboa.plan.run_facts import alone, facts_of
 from megaboa.plan.shared import Shared
@@ -57,7 +58,7 @@ def test_what_preflight_refused_is_left_out_of_the_next_plan_until_it_changes(pl
     text = "sweep: {skip_illegal: true, grid: {training.seed: [1, 2]}}"
     plan = plan_of(text, training__train_iters=10)
     plan.write("results")
-    Shared(plan).write()
+    specifications.write(Shared(plan))
     refusals.write(tmp_path / "results/small", {"seed2": ["Bridge says no"]})
     again = plan_of(text, training__train_iters=10)
     assert [run.name for run in again.runs] == ["seed1"]

@@ -6,7 +6,7 @@ import yaml
 from indexed_files import write_indexed
 
 from megaboa.config import load
-from megaboa.plan import make_plan
+from megaboa.plan import make_plan, specifications
 from megaboa.plan.shared import Shared
 
 EXPERIMENT = {
@@ -68,7 +68,7 @@ def test_runs_that_draw_the_same_samples_share_an_index(tmp_path):
         *[["fim"], ["long"], ["seed"], ["sets"], ["split"]],
     ]
     name = next(iter(found.indexes))
-    spec = found.specifications()[f"indexes/{name}.json"]
+    spec = specifications.contents(found)[f"indexes/{name}.json"]
     assert (spec["run"], spec["max_epochs"]) == ("a", 2.0)
     inputs = [path.split("/results/")[1] for path in found.index_inputs(name)]
     assert inputs == ["e/data/text.json", "e/data/text/verification.json", "e/models/dense/source.json"]
@@ -87,22 +87,22 @@ def test_runs_without_corpora_have_no_index(tmp_path):
 
 
 def test_weights_are_made_only_for_models_that_are_imported(tmp_path):
-    specs = shared(tmp_path).specifications()
+    specs = specifications.contents(shared(tmp_path))
     assert specs["models/dense.json"]["weights"] is True
     assert specs["models/fresh.json"]["weights"] is False
 
 
 def test_a_changed_part_changes_its_own_specification_alone(tmp_path):
-    before = shared(tmp_path).specifications()
+    before = specifications.contents(shared(tmp_path))
     corpora = {**EXPERIMENT["corpora"], "text": {"source": "python-stdlib", "append_eod": False}}
-    after = shared(tmp_path, corpora=corpora).specifications()
+    after = specifications.contents(shared(tmp_path, corpora=corpora))
     assert [name for name in before if before[name] != after[name]] == ["corpora/text.json"]
 
 
 def test_jobs_about_all_runs_see_in_one_file_that_a_run_has_changed(plan_of, tmp_path):
     def identities(rate):
         sweep = f"sweep: {{runs: {{one: {{}}, other: {{optimizer.lr: {rate}}}}}}}\n"
-        return Shared(plan_of(sweep), tmp_path).specifications()["runs.json"]["identities"]
+        return specifications.contents(Shared(plan_of(sweep), tmp_path))["runs.json"]["identities"]
 
     before, after = identities(1.0), identities(0.5)
     assert before["one"] == after["one"] and before["other"] != after["other"]
@@ -110,10 +110,10 @@ def test_jobs_about_all_runs_see_in_one_file_that_a_run_has_changed(plan_of, tmp
 
 def test_specifications_are_written_only_when_they_change(tmp_path):
     found = shared(tmp_path)
-    found.write()
+    specifications.write(found)
     spec = found.folder / "specs" / "corpora" / "text.json"
     stamp = spec.stat().st_mtime_ns
-    found.write()
+    specifications.write(found)
     assert spec.stat().st_mtime_ns == stamp
 
 
@@ -127,15 +127,15 @@ def test_a_corpus_is_made_by_its_shards_and_its_first_records_by_one(tmp_path):
 
 
 def test_the_number_of_shards_is_no_part_of_a_specification(tmp_path):
-    specs = [
-        shared(tmp_path, corpora={"text": {"source": "python-stdlib", "shards": n}}).specifications() for n in (1, 4)
-    ]
-    assert specs[0] == specs[1]
+    text = {"source": "python-stdlib"}
+    plans = [shared(tmp_path, corpora={"text": text | {"shards": number}}) for number in (1, 4)]
+    one, other = map(specifications.contents, plans)
+    assert one == other
 
 
 def test_a_tokenizer_reads_its_text_as_the_corpus_does(tmp_path):
     text = {"source": "python-stdlib", "on_bad_record": "skip", "max_document_mb": 7}
-    trained_on = shared(tmp_path, corpora={"text": text}).specifications()["tokenizers/bpe.json"]["train_on"]
+    trained_on = specifications.contents(shared(tmp_path, corpora={"text": text}))["tokenizers/bpe.json"]["train_on"]
     assert (trained_on["on_bad_record"], trained_on["max_document_mb"]) == ("skip", 7)
 
 
@@ -165,7 +165,7 @@ def test_existing_tokens_are_counted_and_not_tokenized(tmp_path):
     specs = []
     for named in (blend, str(tmp_path / "blend.txt")):
         found = shared(tmp_path, corpora={**EXPERIMENT["corpora"], "old": {"megatron": named}}, data={"blend": "old"})
-        specs.append(found.specifications()["corpora/old.json"])
+        specs.append(specifications.contents(found)["corpora/old.json"])
         assert found.shard_manifests("old") == []
         files = [f"{tmp_path}/{name}.{ending}" for name in "ab" for ending in ("bin", "idx")]
         assert found.corpus_inputs("old") == [*files, *found.tokenizer_inputs(found.corpus_tokenizer("old"))]
@@ -178,7 +178,7 @@ def test_a_tokenizer_of_gpt2s_files_has_their_size(tmp_path):
     (tmp_path / "vocab.json").write_text(json.dumps({"a": 0, "b": 1, "ab": 2}))
     (tmp_path / "merges.txt").write_text("#version: 0.2\na b\n")
     found = shared(tmp_path, tokenizers={"bpe": files})
-    spec = found.specifications()["tokenizers/bpe.json"]
+    spec = specifications.contents(found)["tokenizers/bpe.json"]
     assert (spec["vocab"], spec["merges"], spec["vocab_size"]) == (*files.values(), 4)  # and <|endoftext|>
     assert found.tokenizer_texts("bpe") == list(files.values())
     assert found.runs["a"].facts.model.vocab_size == 4
@@ -189,5 +189,5 @@ def test_a_recipe_without_a_tokenizer_reads_existing_tokens(tmp_path):
     models = {"bridges": {"recipe": "gpt_recipe_of_bridge"}}
     changes = {"models": models, "sweep": {"runs": {"a": {}}}, "export": {}, "data": {"blend": "old"}}
     found = shared(tmp_path, corpora={"old": {"megatron": str(tmp_path / "a")}}, tokenizers={}, **changes)
-    assert found.specifications()["corpora/old.json"]["tokenizer"] is None
+    assert specifications.contents(found)["corpora/old.json"]["tokenizer"] is None
     assert found.corpus_inputs("old") == [f"{tmp_path}/a.bin", f"{tmp_path}/a.idx"]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from megaboa import files
 from megaboa.calls import say
-from megaboa.plan import Plan, in_place
+from megaboa.plan import Plan, in_place, specifications
 from megaboa.plan.shared import Shared
 from megaboa.run import submitted
 
@@ -38,7 +38,7 @@ def write_plan(
         return {}, []
     in_place.keep(plan, shared.folder.parent)
     plan.write(shared.folder.parent)
-    shared.write()
+    specifications.write(shared)
     if looks:
         return {}, []
     # A real call makes the preview obsolete.
@@ -56,7 +56,7 @@ def write_preview(plan: Plan, shared: Shared) -> dict[str, str]:
     results, preview = shared.folder, shared.folder / PREVIEW
     shutil.rmtree(preview, ignore_errors=True)  # so all files in it are newer than any result
     found = {}
-    for name, text in (*plan.texts(), *shared.texts()):
+    for name, text in (*plan.texts(), *specifications.texts(shared)):
         path = results / name
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             files.write_bytes(preview / name, text.encode(), durable=False)

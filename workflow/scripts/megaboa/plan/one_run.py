@@ -23,11 +23,11 @@ from megaboa.layout import Layout
 from megaboa.paths import ExperimentFolder
 from megaboa.plan import documents, families, image_specs, tasks
 from megaboa.plan.choices import Choice, Problems
+from megaboa.plan.environment import environment
 from megaboa.plan.families import UnknownFamilyError, count_parameters
 from megaboa.plan.plan import Invalid, Run
 from megaboa.plan.quantities import Quantities, UnknownQuantityError, overlay, resolve
 from megaboa.plan.run_facts import facts_of, hf_config_of
-from megaboa.plan.shared import environment
 from megaboa.records import Refusal, Tree, plain
 
 

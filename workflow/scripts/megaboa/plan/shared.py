@@ -1,57 +1,20 @@
 """What the runs of an experiment share: corpora, tokenizers, models.
 
-Each of them is made once, by its own job, from a specification written by the plan. A specification contains everything
-that the job needs to know, so that an edited experiment only reruns jobs whose own part has changed.
+Each of them is made once, by its own job, from a specification (`megaboa.plan.specifications`).
 """
 
 from __future__ import annotations
 
-import email
 import functools
-import importlib.metadata
-import os
-import platform
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from megaboa import conversion, files, store
-from megaboa.check import search_space
-from megaboa.config.models.data import Corpus
-from megaboa.data import pairs, sources
+from megaboa import conversion
 from megaboa.paths import ExperimentFolder
-from megaboa.plan import documents, image_specs
+from megaboa.plan.given_files import expanded, files_of
 from megaboa.plan.plan import Plan, Run
-from megaboa.records import (
-    AlongSpec,
-    BaselineSpec,
-    Budget,
-    ConversionSpec,
-    CorpusSpec,
-    CostsSpec,
-    Environment,
-    EvaluateSpec,
-    ExportSpec,
-    GenerateSpec,
-    ImageAsked,
-    IndexSpec,
-    InsideAsked,
-    ModelSource,
-    ModelSpec,
-    Pair,
-    Record,
-    ReportSpec,
-    RunsSpec,
-    Setting,
-    TensorsSpec,
-    TextSpec,
-    TokenizerSpec,
-    Tree,
-    TuneSpec,
-    plain,
-    read_if_there,
-)
+from megaboa.records import AgreementSpec, ModelSource, read_if_there
 from megaboa.scheduler.registry import cluster
 
 Reference = dict[str, str]
@@ -60,45 +23,6 @@ NO_PROFILE: Mapping[str, str] = MappingProxyType({})
 CONVERSION_MB = 3000  # for importing torch, transformers and Megatron: 0.8 GB, with some margin
 MODEL_FILES = ("*.json", "*.safetensors", "*.model", "*.txt", "*.tiktoken", "chat_template*")  # in a local folder
 UNKNOWN_PARAMS = 8_000_000_000  # assumed for a model that isn't fetched yet
-
-
-def environment() -> Environment:
-    """The ranks' environment if they use no image."""
-    content = Environment(runtime="none", python=platform.python_version(), packages=dict(_packages()))
-    return replace(content, digest=files.digest(plain(content)))
-
-
-@functools.cache
-def _packages() -> Mapping[str, str]:
-    """The packages of this Python, with their versions. Only the head of each metadata file is read, as some are very
-    long."""
-    found = {}
-    for package in importlib.metadata.distributions():
-        text = package.read_text("METADATA") or package.read_text("PKG-INFO") or package.read_text("") or ""
-        head = email.message_from_string(text.partition("\n\n")[0])
-        if head["Name"]:
-            found[head["Name"]] = head["Version"]
-    return MappingProxyType(found)
-
-
-def expanded(path: str) -> str:
-    """A path with `~` expanded; anything else unchanged."""
-    return os.path.expanduser(path)  # noqa: PTH111 (a pattern or an id is no path)
-
-
-def expanded_source(source: str | list[str]) -> list[str]:
-    return [one if sources.hub_id(one) else expanded(one) for one in sources.as_list(source)]
-
-
-def pairs_of(corpus: Corpus) -> tuple[Pair, ...]:
-    return tuple(pairs.pairs_of(corpus.megatron, corpus.split)) if corpus.megatron is not None else ()
-
-
-def files_of(corpus: Corpus) -> list[str]:
-    """The files of a corpus; empty if its source isn't a file."""
-    if corpus.source is None:
-        return pairs.paths(pairs_of(corpus))
-    return sources.paths(expanded_source(corpus.source))
 
 
 class Shared:
@@ -165,9 +89,14 @@ class Shared:
         return [str(self.paths.image), *self.metrics, *self.verifications, *self.index_manifests]
 
     @property
+    def tensor_agreements(self) -> list[AgreementSpec]:
+        """Agreements that ask for a comparison of tensors."""
+        return [one for one in self.plan.agreements if one.tensors]
+
+    @property
     def tensors(self) -> list[str]:
         """The comparison of checkpoints, if an agreement asks for it."""
-        return [str(self.paths.tensors)] if self._tensors().agreements else []
+        return [str(self.paths.tensors)] if self.tensor_agreements else []
 
     @property
     def tried(self) -> list[str]:
@@ -179,8 +108,7 @@ class Shared:
     @property
     def compared(self) -> list[str]:
         """The manifests of runs whose checkpoints are compared."""
-        groups = self._tensors().agreements
-        names = dict.fromkeys(name for one in groups for name in (one.reference, *one.runs, *one.twins))
+        names = dict.fromkeys(name for one in self.tensor_agreements for name in (one.reference, *one.runs, *one.twins))
         return [str(self.paths.run(name).train_manifest) for name in names]
 
     @property
@@ -237,38 +165,6 @@ class Shared:
             if run.launch.index:
                 found.setdefault(run.launch.index, []).append(run)
         return found
-
-    def write(self) -> None:
-        """Write the specifications that have changed, and remove obsolete ones."""
-        wanted = dict(self.texts())
-        for path, text in wanted.items():
-            files.write_if_changed(self.folder / path, text)
-        for path in (self.folder / "specs").rglob("*.json"):
-            if str(path.relative_to(self.folder)) not in wanted:
-                path.unlink()
-
-    def texts(self) -> Iterator[tuple[str, str]]:
-        """Texts of the specifications, by their names below the experiment's results."""
-        for path, spec in self.specifications().items():
-            yield f"specs/{path}", files.canonical(spec)
-
-    def specifications(self) -> dict[str, Tree]:
-        """Contents of the specifications."""
-        specs: dict[str, Record] = {
-            f"tokenizers/{name}.json": self._tokenizer(name) for name in self.plan.experiment.tokenizers
-        }
-        specs |= {f"corpora/{name}.json": self._corpus(name) for name in self.corpora}
-        specs |= {f"models/{name}.json": self._model(name) for name in self.sourced_models}
-        specs |= {f"conversions/{name}.json": self._conversion(name) for name in self.converted_models}
-        specs |= {f"indexes/{name}.json": self._index(name) for name in self.indexes}
-        specs |= {f"exports/{name}.json": self._export(name) for name in self.plan.exports}
-        specs |= {f"along/{name}.json": self._along(name) for name in self.along_runs}
-        specs |= {"image.json": self._image(), "inside.json": self._inside(), "runs.json": self._runs()}
-        specs |= {"costs.json": self._costs(), "report.json": self._report()}
-        specs |= {"evaluate.json": self._evaluate(), "generate.json": self._generate()}
-        specs |= {"tensors.json": self._tensors()} if self.tensors else {}
-        specs |= {"tune.json": self._tune()} if self.plan.experiment.tune.trials_of else {}
-        return {name: plain(spec) for name, spec in specs.items()}
 
     def tokenizer_inputs(self, reference: Reference | None) -> list[str]:
         """The manifest that must exist before a tokenizer can be used; empty if there is none."""
@@ -398,176 +294,3 @@ class Shared:
             if model.hf == named and model.revision:  # the same commit as the model's
                 return {"kind": "model", "manifest": str(self.paths.model(name).source)}
         return {"kind": "path", "path": expanded(named)}
-
-    def _image(self) -> ImageAsked:
-        """The ranks' image, or else this Python."""
-        wanted = image_specs.wanted(self.plan.experiment)
-        return ImageAsked(container=wanted) if wanted else ImageAsked(**vars(environment()))
-
-    def _inside(self) -> InsideAsked:
-        """This Python, for all jobs but ranks, and how to start processes in the image, if there is one.
-
-        It is separate from image.json, because another partition, or a package of the login node, doesn't change the
-        image.
-        """
-        inside = image_specs.inside(self.plan.experiment, self.profile)
-        return InsideAsked(**vars(environment()), container=inside)
-
-    def _tokenizer(self, name: str) -> TokenizerSpec:
-        tokenizer = self.plan.experiment.tokenizers[name]
-        if tokenizer.files:
-            rules = {"pattern": tokenizer.tiktoken_pattern, "special_tokens": tokenizer.tiktoken_num_special_tokens}
-            return TokenizerSpec(
-                name=name,
-                store=self.plan.experiment.store,
-                train_on=None,
-                vocab_size=tokenizer.size,
-                **{kind: expanded(path) for kind, path in tokenizer.files.items()},
-                **(rules if tokenizer.tiktoken else {}),
-            )
-        corpus = self.plan.experiment.corpora[tokenizer.train_on]
-        reading = ("text_key", "separator", "subset", "split", "revision", "limit", "max_document_mb", "on_bad_record")
-        text = corpus.model_dump(include=set(reading))
-        return TokenizerSpec(
-            name=name,
-            store=self.plan.experiment.store,
-            train_on=TextSpec(name=tokenizer.train_on, source=expanded_source(corpus.source), **text),
-            vocab_size=tokenizer.size,
-        )
-
-    def _corpus(self, name: str) -> CorpusSpec:
-        corpus = self.corpora[name]
-        given = pairs_of(corpus)
-        return CorpusSpec(
-            name=name,
-            store=self.plan.experiment.store,
-            source=[pair.prefix for pair in given] if given else expanded_source(corpus.source),
-            tokenizer=self.corpus_tokenizer(name),
-            pairs=given,
-            filter=expanded(corpus.filter) if corpus.filter else None,
-            **corpus.model_dump(exclude={"source", "megatron", "tokenizer", "shards", "filter"}),
-        )
-
-    def _model(self, name: str) -> ModelSpec:
-        model = self.plan.models[name]
-        return ModelSpec(
-            name=name,
-            store=self.plan.experiment.store,
-            **model.model_dump(include={"revision", "config", "seed"}),
-            hf=expanded(model.hf) if model.hf else None,
-            tokenizer=self.model_tokenizer(name),
-            weights=name in self.imported_models,
-            device=self.plan.experiment.device,
-        )
-
-    def _conversion(self, model: str) -> ConversionSpec:
-        """How a model is imported, and by how many ranks. This is no input of the import, as it changes no weight."""
-        run = self.first_run_of(model)
-        asked = self.plan.models[model].conversion
-        return ConversionSpec(
-            layout=asked.model_dump(include=set(conversion.SIZES)),
-            nodes=asked.nodes,
-            gpus_per_node=asked.ranks // asked.nodes,
-            cpus_per_rank=run.config.resources.cpus_per_rank,
-            device=self.plan.experiment.device,
-            start=run.launch.start,
-            image=run.launch.image,
-        )
-
-    def _index(self, name: str) -> IndexSpec:
-        """An index. Any of its runs can build it, because it depends only on what they have in common."""
-        runs = self.indexes[name]
-        return IndexSpec(
-            name=name,
-            store=self.plan.experiment.store,
-            run=runs[0].name,
-            key=documents.index_key(runs[0].run),
-            max_epochs=min(run.config.data.max_epochs for run in runs),
-        )
-
-    def _export(self, run: str) -> ExportSpec:
-        """An export, without the push target, which is not part of the identity."""
-        return ExportSpec(
-            run=run, **self.plan.experiment.export.model_dump(include={"checkpoint", "file_gb", "license"})
-        )
-
-    def _along(self, run: str) -> AlongSpec:
-        asked = self.plan.experiment.export
-        every = asked.checkpoints if asked.checkpoints == "all" else asked.checkpoints.every
-        return AlongSpec(
-            run=run,
-            every=None if every == "all" else every,
-            command=self.plan.experiment.evaluate.command if run in self.plan.evaluated else None,
-            **asked.model_dump(include={"file_gb", "license"}),
-        )
-
-    def _runs(self) -> RunsSpec:
-        """All runs in order. They are in a file, because ten thousand names don't fit on a command line.
-
-        Digests of the runs are included, so that a job for all runs has this one input instead of ten thousand, which
-        Snakemake would look through for every job that needs its output.
-        """
-        sweep = self.plan.experiment.sweep
-        return RunsSpec(
-            runs=tuple(run.name for run in self.plan.runs),
-            identities={run.name: run.digest[: store.ID_LENGTH] for run in self.plan.runs},
-            skip_illegal=bool(sweep and sweep.skip_illegal),
-        )
-
-    def _costs(self) -> CostsSpec:
-        """Inputs of preflight's costs, in a file that doesn't make preflight run again.
-
-        Below a job that runs, Snakemake doesn't look for other reasons, so one more export would need a second call.
-        """
-        return CostsSpec(exports=tuple(self.plan.exports), budget=Budget(**self.plan.experiment.budget.model_dump()))
-
-    def _tune(self) -> TuneSpec:
-        """The settings that one job tries in turn."""
-        wanted = self.plan.experiment.tune
-        settings = []
-        for run in self.plan.runs:
-            seconds, gib = search_space.predicted(run.facts)
-            settings.append(Setting(name=run.name, values=dict(run.values), seconds=seconds, gib=gib))
-        begin, end = self.plan.experiment.profile.steps
-        return TuneSpec(
-            own=settings[0].name,
-            settings=tuple(settings),
-            steps=end - begin + 1,
-            warmup=begin - 1,
-            tolerance=wanted.tolerance,
-            confidence=wanted.confidence,
-            minutes=wanted.minutes,
-            trial_minutes=wanted.trial_minutes,
-        )
-
-    def _tensors(self) -> TensorsSpec:
-        return TensorsSpec(agreements=tuple(one for one in self.plan.agreements if one.tensors))
-
-    def _evaluate(self) -> EvaluateSpec:
-        return EvaluateSpec(command=self.plan.experiment.evaluate.command)
-
-    def _generate(self) -> GenerateSpec:
-        wanted = self.plan.experiment.generate
-        return GenerateSpec(prompts=tuple(wanted.prompts), tokens=wanted.tokens)
-
-    def _report(self) -> ReportSpec:
-        wanted = self.plan.experiment.report
-        return ReportSpec(
-            runs=tuple(run.name for run in self.plan.runs),
-            invalid=tuple(map(str, self.plan.invalid)),
-            title=wanted.title,
-            question=wanted.question,
-            agreements=tuple(self.plan.agreements),
-            published=self.plan.published,
-            figures=tuple(figure.model_dump(mode="json") for figure in wanted.figures),
-            values={run.name: run.values for run in self.plan.runs},
-            proofs=(*self.import_proofs, *self.export_proofs),
-            profiles=tuple(self.profiled_runs),
-            evaluated=tuple(self.plan.evaluated),
-            along=tuple(self.along_runs),
-            baseline=self._baseline(),
-        )
-
-    def _baseline(self) -> BaselineSpec | None:
-        asked = self.plan.experiment.report.baseline
-        return asked and BaselineSpec(paths=asked.paths, **asked.model_dump(exclude={"path"}))
