@@ -22,7 +22,7 @@ from megaboa.run import checkpoints, command, identity, ledger, patience, superv
 from megaboa.run import site as sites
 from megaboa.run.call import Interrupted, TrainingFailed
 from megaboa.scheduler.local import Machine
-from megaboa.scheduler.slurm import allocation
+from megaboa.scheduler.slurm import job_ends
 from megaboa.scheduler.slurm.queries import Job
 
 
@@ -66,7 +66,7 @@ def test_a_ledger_cut_in_the_middle_blames_no_node_and_spares_the_folders(run, m
         job = Job("17", "RUNNING", nodes="n1")
 
     monkeypatch.setattr(sites, "here", lambda *asked, **more: InAJob(NO_CONTAINER))
-    monkeypatch.setattr(allocation, "fallen_of", lambda nodes, since: {"n1": "node n1 was booted"})
+    monkeypatch.setattr(job_ends, "fallen_of", lambda nodes, since: {"n1": "node n1 was booted"})
     run.train()
     lost, done = ledger.ends(run.entries)
     assert (lost.cause, lost.bad_nodes) == ("lost", ()) and "between attempt 1 and 2" in lost.detail
@@ -88,7 +88,7 @@ def test_a_node_that_came_up_before_the_last_step_is_not_blamed(run, monkeypatch
 
     monkeypatch.setattr(sites, "here", lambda *asked, **more: InAJob(NO_CONTAINER))
     up = last + booted
-    monkeypatch.setattr(allocation, "fallen_of", lambda nodes, since: {"n1": "booted"} if up > since else {})
+    monkeypatch.setattr(job_ends, "fallen_of", lambda nodes, since: {"n1": "booted"} if up > since else {})
     run.train()
     assert ledger.ends(run.entries)[0].cause == cause
 

@@ -1,4 +1,4 @@
-"""Where ranks start, what a SLURM job is told, and what SLURM says of an end."""
+"""Where ranks start, and what a SLURM job is told."""
 
 import contextlib
 import json
@@ -18,9 +18,9 @@ from megaboa.scheduler import local
 from megaboa.scheduler.answers import UnreachableError
 from megaboa.scheduler.local import Machine
 from megaboa.scheduler.ranks import NoPortError, ReservedPort
-from megaboa.scheduler.slurm import allocation, queries
-from megaboa.scheduler.slurm.allocation import Allocation, fallen, fallen_of
-from megaboa.scheduler.slurm.queries import Job, Node
+from megaboa.scheduler.slurm import allocation
+from megaboa.scheduler.slurm.allocation import Allocation
+from megaboa.scheduler.slurm.queries import Job
 
 LATER = time.time() + 3600
 JOB = Job("17", "RUNNING", nodes="n[1-2]", node_count=2, requeue=True, partition="gpu", start=1000.0, end=LATER)
@@ -194,59 +194,6 @@ def test_apptainer_starts_ranks_without_slurm_too(fake_command, tmp_path):
     assert called.count(words) == 2 and called.count("sh python3 rank.py\n") == 2
 
 
-@pytest.fixture
-def enroot(fake_command, tmp_path):
-    """Containers that are on a node."""
-    (tmp_path / "containers").mkdir()
-    here = tmp_path / "containers"
-    fake_command("enroot", f'case $1 in list) ls {here};; remove) rm {here}/"$3";; esac')
-    names = ["lab-17.0-aa", "lab-17.1-bb", "lab-9.0-cc", "other-9.0-dd", "lab-gpu-9.0-ff"]
-    for path in [*(f"pyxis_megaboa-{name}" for name in names), "pyxis_9_megaboa-lab-9.0-ee", "pyxis_mine", "ubuntu"]:
-        (here / path).touch()
-
-    def remove(*words):
-        subprocess.run(["sh", "-c", allocation.REMOVE_IMAGES, "sh", *words], check=True)
-        return sorted(path.name.split("megaboa-")[-1] for path in here.iterdir())
-
-    return remove
-
-
-def test_images_of_jobs_that_are_gone_are_removed(enroot):
-    """Also what an earlier life of this job has left; never another cluster's, nor what somebody made by hand."""
-    left = enroot(allocation.images_of_jobs_gone("lab"), "17.1", "18.0")
-    assert left == ["lab-17.1-bb", "lab-gpu-9.0-ff", "other-9.0-dd", "pyxis_mine", "ubuntu"]
-
-
-def test_an_image_is_removed_by_its_name(enroot):
-    before = enroot("none")
-    assert set(before) - set(enroot(allocation.images_named("megaboa-lab-9.0-cc"))) == {"lab-9.0-cc"}
-
-
-def test_an_image_has_a_name_that_nobody_had_before(monkeypatch):
-    """Half an image that a killed step has left looks like a whole one."""
-    monkeypatch.setattr(queries, "cluster", lambda: "lab")
-    first, second = allocation.image_name(JOB), allocation.image_name(JOB)
-    assert first.startswith("megaboa-lab-17.0-") and first != second
-
-
-# Nodes
-
-
-@pytest.mark.parametrize(
-    ("node", "down"),
-    [
-        (Node("n1", "ALLOCATED", started=SINCE - 1), False),
-        (Node("n1", "ALLOCATED"), False),
-        (Node("n1", "DOWN+NOT_RESPONDING", started=SINCE - 1), True),
-        (Node("n1", "IDLE+DRAIN", started=SINCE - 1), False),
-        (Node("n1", "IDLE", booted=SINCE + 1), True),  # it was away in between
-        (Node("n1", "IDLE", started=SINCE + 1), False),  # its slurmd was upgraded
-    ],
-)
-def test_a_node_that_fell(node, down):
-    assert fallen([node], SINCE) == ([node] if down else [])
-
-
 NODE_LINE = "NodeName={} OS=Linux 6.1 State={} BootTime=1970-01-01T00:00:01 SlurmdStartTime=None{}\n"
 N1_IS_DOWN = NODE_LINE.format("n1", "DOWN*", " Reason=Not responding [root@2026-11-20T16:29:52]") + NODE_LINE.format(
     "n2", "IDLE", ""
@@ -254,49 +201,7 @@ N1_IS_DOWN = NODE_LINE.format("n1", "DOWN*", " Reason=Not responding [root@2026-
 BOTH_ARE_WELL = NODE_LINE.format("n1", "ALLOCATED", "") + NODE_LINE.format("n2", "ALLOCATED", "")
 
 
-def test_slurms_words_on_a_fallen_node(scontrol):
-    scontrol(nodes=N1_IS_DOWN)
-    assert fallen_of(["n1", "n2"], time.time()) == {"n1": "node n1 is DOWN* (Not responding)"}
-
-
-def test_nothing_is_concluded_from_silence(unreachable_slurm):
-    assert fallen_of(["n1"], 0) == {}
-
-
 # What became of the job
-
-
-@pytest.mark.parametrize(
-    ("now", "cause"),
-    [
-        (JOB, None),
-        (replace(JOB, preempted=True), "preempted"),
-        (replace(JOB, state="PENDING", restarts=1, nodes=""), "requeued"),
-        (replace(JOB, state="RUNNING", restarts=1), "requeued"),
-        (replace(JOB, state="PENDING", restarts=1, preempted=True), "preempted"),
-        (replace(JOB, state="TIMEOUT"), "time_limit"),
-        (replace(JOB, state="DEADLINE"), "time_limit"),
-        (replace(JOB, state="CANCELLED"), "cancelled"),
-        (replace(JOB, state="COMPLETING", reason="None"), "cancelled"),
-        (replace(JOB, state="CANCELLED", restarts=1), "cancelled"),  # while it waited again
-        (replace(JOB, state="COMPLETING", reason="None", restarts=1), "requeued"),
-        (replace(JOB, state="COMPLETING", reason="None", preempted=True), "preempted"),
-        (replace(JOB, state="COMPLETING", reason="NodeDown"), "node_failure"),
-    ],
-)
-def test_what_slurm_did_to_the_job(now, cause):
-    failure = allocation._interruption(JOB, now)
-    assert (failure and failure.cause) == cause
-
-
-@pytest.mark.parametrize("end", [LATER, time.time() - 1], ids=["left", "over"])
-def test_whether_the_wall_time_was_used_up_is_what_slurm_says_now(end):
-    """An administrator can shorten it to less than has been used; then the end that we have read lies in the future."""
-    then = replace(JOB, end=end)
-    assert allocation._interruption(then, replace(then, state="COMPLETING", reason="TimeLimit")).cause == "time_limit"
-    assert allocation._interruption(then, replace(then, state="TIMEOUT", reason="TimeLimit")).cause == "time_limit"
-    assert allocation._interruption(then, replace(then, state="COMPLETING", reason="None")).cause == "cancelled"
-    assert allocation._interruption(then, replace(then, state="RUNNING")) is None
 
 
 CANCELLED = SHOWN.replace("RUNNING", "COMPLETING Reason=None")

@@ -13,7 +13,7 @@ from pathlib import Path
 from megaboa.records import ImageStart, LaunchSpec
 from megaboa.scheduler.answers import Choice, Life, QueuedJob, Table, Task
 from megaboa.scheduler.protocol import Container, Environment
-from megaboa.scheduler.slurm import allocation, partitions, queries, queue, requests, srun
+from megaboa.scheduler.slurm import allocation, job_ends, partitions, queries, queue, requests, srun
 
 
 class Slurm:
@@ -91,7 +91,7 @@ class Slurm:
         return partitions.gpus_of_a_node(partition)
 
     def fallen(self, nodes: Sequence[str], since: float) -> dict[str, str]:
-        return allocation.fallen_of(nodes, since)
+        return job_ends.fallen_of(nodes, since)
 
     def find(self, names: Collection[str], known: Mapping[str, str]) -> Choice:
         return partitions.find(names, known)

@@ -1,11 +1,10 @@
-"""The nodes of a SLURM job as a place for ranks: how they start, and what SLURM says about their end."""
+"""The nodes of a SLURM job as a place for ranks: how they start, stand by, are replaced, and are requeued."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import re
-import secrets
 import shutil
 import subprocess
 import time
@@ -19,7 +18,7 @@ from megaboa.scheduler.answers import NoPlaceError, UnreachableError
 from megaboa.scheduler.local import FORKED
 from megaboa.scheduler.protocol import Container, Environment
 from megaboa.scheduler.ranks import GO, OF_A_RANK, RENDEZVOUS, Ranks, step_on_nodes
-from megaboa.scheduler.slurm import queries
+from megaboa.scheduler.slurm import job_ends, queries, shared_images
 from megaboa.scheduler.slurm.srun import NODE_LOG, SRUN_LOG, STEP, SrunRanks, end_step, srun_command, without_options
 from megaboa.store_paths import AttemptFolder
 
@@ -30,22 +29,6 @@ EXCLUDE_TRIES, EXCLUDE_AGAIN_SECONDS = 10, 0.3
 REMOVE_SECONDS = 120.0  # enough for tens of gigabytes on the slowest node
 GPUS_OF_JOB = ("SLURM_JOB_GPUS", "SLURM_GPUS")  # prefixes of variables that SLURM sets for a job with GPUs
 START_NODE = Path(__file__).parents[3] / "start_node.py"
-
-# Unpacked images that the steps of a job share. srun's plugin keeps a named container after its step and, unless the
-# site has set `container_scope=job`, even after the job. A killed supervisor removes nothing, so the next job on the
-# node does. A killed step may leave an incomplete image that looks complete; random names keep others from using it.
-_RANDOM_BYTES = 4
-# Arguments: a pattern, and the lives of jobs whose images stay. Other clusters' images may be there too.
-REMOVE_IMAGES = """
-command -v enroot > /dev/null || exit 0
-pattern=$1; shift
-enroot list | while read -r name; do
-  case $name in $pattern) ;; *) continue ;; esac
-  life=${name%-*}; life=${life##*-}
-  case " $* " in *" $life "*) continue ;; esac
-  enroot remove --force "$name"
-done
-"""
 
 
 # Options of srun per task, whose meaning changes if one task has several ranks.
@@ -192,11 +175,11 @@ class Allocation:
         if self._plain.runtime != "pyxis":
             return None
         if not self._name:
-            self._name = image_name(self.job)
+            self._name = shared_images.new_name(self.job)
             with contextlib.suppress(UnreachableError):
                 lives = queries.lives_of_ours()
                 if f"{self.job.id}.{self.job.restarts}" in lives:  # otherwise there may be jobs that aren't listed here
-                    self._remove_images(images_of_jobs_gone(queries.cluster()), *lives)
+                    self._remove_images(shared_images.of_jobs_gone(queries.cluster()), *lives)
         first = [*self.nodes, *self.spares][:nodes]
         srun = self._one_each(self._plain.named(self._name).around(["true"], ()), first, logs, "image")
         return SrunRanks(self.job.id, srun, "image", logs, {}, self.nodes[0], inherited=self._plain.inherited())
@@ -207,13 +190,13 @@ class Allocation:
     def remove_image(self) -> None:
         self._container = self._plain
         if self._name:
-            self._remove_images(images_named(self._name))
+            self._remove_images(shared_images.named(self._name))
         self._name = ""
 
     def _remove_images(self, pattern: str, *kept: str) -> None:
         """Remove images on all nodes. Images that can't be removed now are removed by the next job on the node."""
         everywhere = [*self.nodes, *self.spares]
-        srun = self._one_each(["sh", "-c", REMOVE_IMAGES, "sh", pattern, *kept], everywhere, None, "image-away")
+        srun = self._one_each(["sh", "-c", shared_images.REMOVE, "sh", pattern, *kept], everywhere, None, "image-away")
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             subprocess.run(srun, capture_output=True, stdin=subprocess.DEVNULL, timeout=REMOVE_SECONDS)
 
@@ -262,7 +245,8 @@ class Allocation:
     def lost(self) -> dict[str, str]:
         try:
             gone = self._gone_of(self.nodes)
-            return {node.name: _what_happened(node) for node in queries.show_nodes(",".join(gone))} if gone else {}
+            nodes = queries.show_nodes(",".join(gone)) if gone else []
+            return {node.name: job_ends.what_happened(node) for node in nodes}
         except UnreachableError:
             return {}
 
@@ -346,21 +330,21 @@ class Allocation:
             nodes = queries.show_nodes(",".join([*self.nodes, *self.spares]))
         except UnreachableError:
             return None
-        bad = fallen(nodes, since - (self._ahead or 0.0))
+        bad = job_ends.fallen(nodes, since - (self._ahead or 0.0))
         if lost := self.lost():
             return Failure("node_failure", "; ".join(lost.values()), nodes=tuple(lost))
-        found = _interruption(self.job, now) if now else None
+        found = job_ends.interruption(self.job, now) if now else None
         # Cancellation has priority: a cancelled job with a dead node must not be requeued.
         if bad and (now is None or (found and found.cause in ("requeued", "node_failure"))):
-            return Failure("node_failure", _why(bad), nodes=tuple(node.name for node in bad))
+            return Failure("node_failure", job_ends.why(bad), nodes=tuple(node.name for node in bad))
         if bad and found:
-            return replace(found, evidence=f"{found.evidence}; {_why(bad)}")
+            return replace(found, evidence=f"{found.evidence}; {job_ends.why(bad)}")
         return found
 
     def cancelled(self) -> str | None:
         """A sentence if the job was cancelled, as far as SLURM can be asked."""
         now = self._now()
-        return f"SLURM job {self.job.id} was cancelled" if now and _is_cancelled(self.job, now) else None
+        return f"SLURM job {self.job.id} was cancelled" if now and job_ends.is_cancelled(self.job, now) else None
 
     def requeue(self, excluded: Set[str]) -> bool:
         if not self.job.can_requeue:
@@ -387,7 +371,7 @@ class Allocation:
     def _is_requeued(self) -> bool:
         """Whether SLURM has already requeued the job."""
         now = self._now()
-        return now is not None and now.restarts > self.job.restarts and not _is_cancelled(self.job, now)
+        return now is not None and now.restarts > self.job.restarts and not job_ends.is_cancelled(self.job, now)
 
     def _now(self) -> queries.Job | None:
         try:
@@ -443,24 +427,6 @@ def here(launch: LaunchSpec, device: str, environment: Environment, container: C
     return Allocation(found, launch, device, container, counted)
 
 
-def fallen(nodes: Sequence[queries.Node], since: float) -> list[queries.Node]:
-    """Nodes that are down, or were booted after the given time."""
-    return [node for node in nodes if node.down or (node.booted or 0) > since]
-
-
-def fallen_of(names: Sequence[str], since: float) -> dict[str, str]:
-    """Fallen nodes, out of those whose supervisor is gone, each with SLURM's description.
-
-    If none has fallen, a restarted slurmd also counts. By itself it doesn't, because its upgrade harms no job.
-    """
-    try:
-        nodes = queries.show_nodes(",".join(names))
-        bad = fallen(nodes, since) or [node for node in nodes if (node.started or 0) > since]
-        return {node.name: _why([node]) for node in bad}
-    except UnreachableError:
-        return {}
-
-
 def standby_name(logs: Path) -> str:
     """Name of the standby step prepared while the ranks run whose logs are in this folder."""
     return f"standby-{logs.name}"
@@ -469,39 +435,6 @@ def standby_name(logs: Path) -> str:
 def step_name(logs: Path) -> str:
     """Name of the step whose ranks' logs are in this folder."""
     return f"attempt-{logs.name}"
-
-
-def _interruption(then: queries.Job, now: queries.Job) -> Failure | None:
-    if _is_cancelled(then, now):
-        return Failure("cancelled", f"SLURM job {now.id} was cancelled")
-    if now.preempted and not then.preempted:
-        return Failure("preempted", "a job with a higher priority takes the nodes")
-    if now.restarts > then.restarts:
-        return Failure("requeued", "the job was put back into the queue")
-    if now.timed_out:  # whatever the end was when we last asked: it can be moved into the past
-        return Failure("time_limit", "the job's wall time was used up")
-    return Failure("node_failure", "SLURM ended the job, as it lost a node") if now.lost_node else None
-
-
-def _is_cancelled(then: queries.Job, now: queries.Job) -> bool:
-    """Whether the job was cancelled. SLURM has a reason for jobs that it ends itself, but none for cancelled ones.
-
-    A requeued job has one more restart from the first moment; if it is cancelled after that, its state is CANCELLED.
-    """
-    if now.is_ending:
-        by_slurm = now.timed_out or now.lost_node or now.preempted or now.restarts > then.restarts
-        return not by_slurm
-    return now.state == "CANCELLED"
-
-
-def _why(nodes: Sequence[queries.Node]) -> str:
-    return "; ".join(_what_happened(node) for node in nodes)
-
-
-def _what_happened(node: queries.Node) -> str:
-    if not node.down and node.started:
-        return f"node {node.name} was started again at {time.strftime('%H:%M:%S', time.localtime(node.started))}"
-    return f"node {node.name} is {node.state}" + (f" ({node.reason})" if node.reason else "")
 
 
 def _has_srun(launch: LaunchSpec) -> bool:
@@ -518,16 +451,3 @@ def _show_job_once_reachable(job: str) -> queries.Job | None:
             if time.monotonic() > deadline:
                 raise
             time.sleep(5)
-
-
-def image_name(job: queries.Job) -> str:
-    return f"megaboa-{queries.cluster()}-{job.id}.{job.restarts}-{secrets.token_hex(_RANDOM_BYTES)}"
-
-
-def images_named(name: str) -> str:
-    """A pattern for the plugin's container names: it adds a prefix, and with `container_scope=job` the job's number."""
-    return f"pyxis*_{name}"
-
-
-def images_of_jobs_gone(cluster: str) -> str:
-    return images_named(f"megaboa-{cluster}-[0-9]*")  # the digit, because a cluster's name may be a prefix of another's
