@@ -104,7 +104,8 @@ def _attention(f: Facts) -> float:
         head, groups = model.head_dim or 0, max(model.kv_groups or heads, tp)
         cut = hidden * (heads + 2 * groups) * head + heads * head * hidden
         bias = (heads + 2 * groups) * head / tp + hidden if model.bias else 0
-        return cut / tp + bias
+        norms = 2 * head * _norm_weights(model) if model.qk_norm else 0  # one for all heads, so they aren't divided
+        return cut / tp + bias + norms
     no_position, position, value = model.qk_head_dim or 0, model.qk_position_dim or 0, model.v_head_dim or 0
     rank, kv_rank = model.q_rank or 0, model.kv_rank or 0
     query = heads * (no_position + position)
@@ -114,4 +115,9 @@ def _attention(f: Facts) -> float:
 
 
 def _norm(model: Model) -> float:
-    return (model.hidden or 0) * (2 if model.norm_bias else 1)
+    return (model.hidden or 0) * _norm_weights(model)
+
+
+def _norm_weights(model: Model) -> int:
+    """Per value that is normed."""
+    return 2 if model.norm_bias else 1
