@@ -1,4 +1,5 @@
 import csv
+from dataclasses import replace
 
 from gpt2_large import facts
 from test_costs import course
@@ -27,6 +28,14 @@ def test_the_same_as_tsv():
     assert (good["run"], good["layout"], good["tokens"], good["checkpoints"]) == ("a", "dp2", "65536000", "10")
     assert float(good["memory_gib"]) == 75.71 and float(good["activations_gib"]) == 45.09
     assert (bad["state"], bad["why"], bad["memory_gib"]) == ("FAIL", "no; never", "-")
+
+
+def test_processors_need_no_memory_for_cuda():
+    on_gpus = course(facts(gbs=64, world=2))
+    on_processors = replace(on_gpus, cluster=replace(on_gpus.cluster, device="cpu"))
+    with_cuda, without = (overview.row("a", RunCheck(), one, None) for one in (on_gpus, on_processors))
+    assert with_cuda["memory_gib"] == round(with_cuda["tensors_gib"] + 3, 2)
+    assert without["memory_gib"] == without["tensors_gib"]
 
 
 def test_short_numbers():

@@ -47,7 +47,8 @@ def row(name: str, result: RunCheck, facts: Facts | None, costs: Costs | None) -
         sizes = {f"{part}_gib": round(size, 2) for part, size in need.gib().items()}
         found |= {part: gib for part, gib in sizes.items() if part in COLUMNS}
         found |= {
-            "memory_gib": round(need.total / GIB, 2),
+            # On processors there is neither CUDA nor NCCL.
+            "memory_gib": round((need.total if facts.cluster.device == "cuda" else need.tensors) / GIB, 2),
             "stage": need.stage,
             "memory_error": fit.stated_error(facts),
         }
