@@ -34,7 +34,7 @@ def test_processors_need_no_memory_for_cuda():
     on_gpus = course(facts(gbs=64, world=2))
     on_processors = replace(on_gpus, cluster=replace(on_gpus.cluster, device="cpu"))
     with_cuda, without = (overview.row("a", RunCheck(), one, None) for one in (on_gpus, on_processors))
-    assert with_cuda["memory_gib"] == round(with_cuda["tensors_gib"] + 3, 2)
+    assert with_cuda["memory_gib"] > with_cuda["tensors_gib"] + 3
     assert without["memory_gib"] == without["tensors_gib"]
 
 
