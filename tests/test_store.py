@@ -3,7 +3,6 @@
 import socket
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -54,7 +53,7 @@ def test_two_builders_of_one_payload_wait_for_each_other(tmp_path):
     first = builder(tmp_path / "payload", 1)
     assert first.stdout.readline() == "building\n"
     second = builder(tmp_path / "payload", 0)
-    assert second.communicate(timeout=20)[0] == "found\n"
+    assert second.communicate(timeout=120)[0] == "found\n"
     assert first.wait() == 0
 
 
@@ -64,17 +63,19 @@ def test_what_a_killed_builder_left_is_built_anew(tmp_path):
     killed.kill()
     killed.wait()
     assert not (tmp_path / "payload").exists()
-    assert builder(tmp_path / "payload", 0).communicate(timeout=20)[0] == "building\n"
+    assert builder(tmp_path / "payload", 0).communicate(timeout=120)[0] == "building\n"
     assert (tmp_path / "payload" / "file").exists()
 
 
 def test_who_waits_hears_who_holds_the_lock(tmp_path):
-    holder = builder(tmp_path / "payload", 1.5)
+    holder = builder(tmp_path / "payload", 600)
     holder.stdout.readline()
     heard = []
-    before = time.monotonic()
-    with store.locked(tmp_path / ".payload.lock", on_wait=heard.append):
-        waited = time.monotonic() - before
-    assert heard == [f"process {holder.pid} on host {socket.gethostname()}"]
-    assert waited > 0.5
+
+    def hear(who):
+        heard.append(who)
+        holder.kill()
+
+    with store.locked(tmp_path / ".payload.lock", on_wait=hear):
+        assert heard == [f"process {holder.pid} on host {socket.gethostname()}"]
     holder.wait()

@@ -54,7 +54,8 @@ class Script:
     def sleeping(self, before: str = "") -> tuple[subprocess.Popen, list[int]]:
         """One that runs, and the processes it has told of: itself, and a helper of its own."""
         helper = "helper = subprocess.Popen(['sleep', '600']); print(os.getpid(), helper.pid, flush=True)"
-        process = self.start(f"import os, subprocess, signal, sys, time\n{before}\n{helper}\ntime.sleep(600)")
+        sleeps = "while True: time.sleep(0.01)"
+        process = self.start(f"import os, subprocess, signal, sys, time\n{before}\n{helper}\n{sleeps}")
         pids = [int(word) for word in process.stdout.readline().split()]
         # Tests signal the parent of what a zygote has forked. That of a script that imports for itself is this process.
         if not pids or parent_of(pids[0]) == os.getpid():

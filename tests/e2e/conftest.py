@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Iterator
@@ -15,4 +16,5 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workspace]:
     place = Workspace(copy_repository(tmp_path_factory.mktemp("clone")))
     yield place
     for pid in processes("workflow/scripts", cwd=place.path):  # whatever a failed test left
-        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # ranks follow their supervisor
+            os.kill(pid, signal.SIGKILL)

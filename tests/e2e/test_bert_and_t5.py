@@ -83,7 +83,7 @@ def killed(trained):
     """The first two runs, of each of which the rank is killed on the way."""
 
     def kill(run):
-        (rank,) = trained.wait_for_step("killed", run, KILLED_AT, timeout=240)
+        (rank,) = trained.wait_for_step("killed", run, KILLED_AT)
         os.kill(rank, signal.SIGKILL)
 
     whole = {kind: RUNS[kind] for kind in ("bert", "t5")}

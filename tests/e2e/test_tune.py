@@ -17,7 +17,7 @@ TUNE = """\
 tune:
   settings: 6
   steps: 4
-  minutes: 3
+  minutes: 10
   tolerance: 0.2
   also: {training.precision: [fp32, bf16_with_fp8_current_scaling_mixed]}
 """

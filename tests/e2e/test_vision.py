@@ -57,7 +57,7 @@ def test_a_killed_run_goes_on_to_the_same_bits(shipped):
     edit(config, "device: auto", "device: cpu")
     process = workspace.start("results/killed-vlm/runs/dp1/train.json", "--configfile", config)
     try:
-        (rank,) = workspace.wait_for_step("killed-vlm", "dp1", KILLED_AT, timeout=240)
+        (rank,) = workspace.wait_for_step("killed-vlm", "dp1", KILLED_AT)
         os.kill(rank, signal.SIGKILL)
         output = process.communicate(timeout=240)[0]
     finally:

@@ -19,6 +19,7 @@ from megaboa.run import claims
 from megaboa.scheduler.slurm import queries
 from megaboa.scheduler.slurm.queries import Job
 
+ASKS_A_SCHEDULER_SECONDS = claims.POLL_SECONDS  # in the processes that are started here
 HOLD = """
 import sys, time
 from pathlib import Path
@@ -74,7 +75,7 @@ def test_a_killed_holders_claim_is_free_at_once(contend):
     os.kill(first.pid, signal.SIGKILL)
     before = time.monotonic()
     assert heard(second) == "holds 2"
-    assert time.monotonic() - before < 2
+    assert time.monotonic() - before < ASKS_A_SCHEDULER_SECONDS, "no scheduler is asked"
 
 
 def test_a_stopped_holder_is_alive(contend):
@@ -111,7 +112,7 @@ def test_of_many_contenders_exactly_one_holds_at_a_time(contend):
     processes = [contend() for _ in range(6)]
     for _ in processes:
         held = []
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 120
         while not held and time.monotonic() < deadline:
             time.sleep(0.3)
             alive = [process for process in processes if process.poll() is None]

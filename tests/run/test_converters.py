@@ -44,11 +44,15 @@ def test_one_that_fails_ends_the_others_and_is_named_with_its_words(tmp_path):
 
 
 LOSES_ITS_PEER = """\
-import os, sys, time
+import os, signal, sys, time
 from pathlib import Path
-logs = Path(__file__).with_name("logs")
+logs, begun = (Path(__file__).with_name(name) for name in ("logs", "begun"))
 if os.environ["RANK"] == "0":  # it ends first, and knows nothing
+    while not begun.exists():
+        time.sleep(0.01)
     raise RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1")
+signal.signal(signal.SIGTERM, signal.SIG_IGN)  # its words come in any case
+begun.touch()
 while "Connection closed" not in (logs / "rank-0.log").read_text():
     time.sleep(0.01)
 """

@@ -254,7 +254,7 @@ sys.exit(lives.kept(lambda life: bool(supervisor.train(RunFolder(Path({str(run.f
             time.sleep(0.05)
         first = ledger.starts(run.entries)[0]
         os.kill(first.pid, signal.SIGKILL)
-        assert process.wait(timeout=60) == 0
+        assert process.wait(timeout=300) == 0
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)

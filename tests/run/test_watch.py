@@ -17,9 +17,11 @@ from megaboa.scheduler.ranks import Ended
 
 # Ranks that end when they are asked to, or don't hear; the stacks of both can be had.
 BEGIN = "import os, signal, sys, time; from megaboa.bridge import flight; flight.on_signal()\n"
-SAVES = BEGIN + "signal.signal(signal.SIGTERM, lambda *_: (print('saved', flush=True), sys.exit(0)))\n"
+# Handlers don't print, as they may come in the middle of a print. There is no long sleep, as a signal that comes just
+# before it would be handled after it.
+SAVES = BEGIN + "signal.signal(signal.SIGTERM, lambda *_: (os.write(1, b'saved\\n'), sys.exit(0)))\n"
 DEAF = BEGIN + "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-SLEEP = "print('ready', flush=True)\ndef all_reduce(): time.sleep(60)\nall_reduce()\n"
+SLEEP = "def all_reduce():\n    print('ready', flush=True)\n    while True: time.sleep(0.01)\nall_reduce()\n"
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +38,7 @@ def start(tmp_path):
     def start(code, world_size=2):
         begun.append(local.start([sys.executable, "-c", code], world_size, tmp_path, {}))
         logs = [tmp_path / f"rank-{rank}.log" for rank in range(world_size)]
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 120
         while SLEEP in code and not all("ready" in log.read_text() for log in logs):
             assert time.monotonic() < deadline
             time.sleep(0.02)

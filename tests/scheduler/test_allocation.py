@@ -1,11 +1,13 @@
 """Where ranks start, and what a SLURM job is told."""
 
 import contextlib
+import itertools
 import json
 import os
 import subprocess
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -256,8 +258,10 @@ def test_nodes_that_were_excluded_before_come_back(scontrol):
 
 
 def test_a_requeue_is_tried_again_and_its_refusal_is_told(scontrol, monkeypatch):
-    monkeypatch.setattr(allocation, "PATIENCE_SECONDS", 0.5)
-    monkeypatch.setattr(allocation, "REQUEUE_AGAIN_SECONDS", 0.1)
+    ticks = itertools.count()  # a second for each look at the clock
+    clock = SimpleNamespace(monotonic=lambda: next(ticks), time=time.time, sleep=lambda seconds: None)
+    monkeypatch.setattr(allocation, "time", clock)
+    monkeypatch.setattr(allocation, "PATIENCE_SECONDS", 2.5)
     told = scontrol(requeue=1)
     assert not Allocation(JOB, launch(), "cpu", NO_CONTAINER).requeue({"n1"})
     assert set(told.read_text().splitlines()) == {"requeue 17"}

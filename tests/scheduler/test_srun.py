@@ -140,7 +140,7 @@ def start(tmp_path, fake_command):
         ranks.port.close()
 
 
-def wait(ranks, timeout=10):
+def wait(ranks, timeout=60):
     deadline = time.monotonic() + timeout
     while (ended := ranks.poll()) is None and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -245,10 +245,12 @@ def test_a_step_that_slurm_ends_is_left_to_it(start, tmp_path, fake_command, mon
     assert not (tmp_path / "sent").exists()
 
 
-def test_a_step_that_has_lost_a_task_is_not_sound(start):
-    ranks = start("sleep 0.2; echo 'srun: error: n2: task 1: Killed'; sleep 60")
+def test_a_step_that_has_lost_a_task_is_not_sound(start, tmp_path):
+    lost = tmp_path / "lost"
+    ranks = start(f"until [ -e {lost} ]; do sleep 0.02; done; echo 'srun: error: n2: task 1: Killed'; sleep 600")
     assert ranks.sound
-    deadline = time.monotonic() + 10
+    lost.touch()
+    deadline = time.monotonic() + 60
     while ranks.sound and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not ranks.sound and ranks.process.poll() is None

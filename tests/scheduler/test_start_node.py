@@ -11,6 +11,7 @@ import pytest
 
 from megaboa.records import StandbyOrder, line
 
+WAIT = 120  # for what hangs: a slow machine takes many seconds to start Python
 SCRIPT = Path(__file__).parents[2] / "workflow" / "scripts" / "start_node.py"
 
 
@@ -43,7 +44,7 @@ def start(tmp_path):
 
 def test_the_ranks_of_the_second_node_of_three(start, tmp_path):
     code = "import os; print(*(os.environ[k] for k in ('RANK', 'LOCAL_RANK', 'WORLD_SIZE', 'MASTER_ADDR')))"
-    assert start(code).wait(20) == 0
+    assert start(code).wait(WAIT) == 0
     assert (tmp_path / "rank-2.log").read_text() == "2 0 6 n1\n"
     assert (tmp_path / "rank-3.log").read_text() == "3 1 6 n1\n"
 
@@ -54,14 +55,14 @@ def test_ranks_are_bound_to_their_share_of_the_tasks_processors(start, tmp_path,
     here = os.sched_getaffinity(0)
     monkeypatch.setenv("SLURM_CPUS_ON_NODE", str(len(here) + given))
     code = "import os; print(*os.sched_getaffinity(0))"
-    assert start(code, "--bind").wait(20) == 0
+    assert start(code, "--bind").wait(WAIT) == 0
     found = [set(map(int, (tmp_path / f"rank-{rank}.log").read_text().split())) for rank in (2, 3)]
     assert found == [here, here] if given else found[0] | found[1] == here and not found[0] & found[1]
 
 
 def test_the_task_ends_with_the_code_of_the_rank_that_failed(start):
     process = start("import os, time\nif os.environ['RANK'] == '3': raise SystemExit(5)\ntime.sleep(60)")
-    _, said = process.communicate(timeout=20)
+    _, said = process.communicate(timeout=WAIT)
     assert process.returncode == 5 and said == "starts ranks 2 to 3\nrank 3 ended with exit code 5\n"
 
 
@@ -70,7 +71,7 @@ def test_the_task_ends_as_the_rank_that_was_killed(start, number):
     process = start(
         f"import os, time\nif os.environ['RANK'] == '2': os.kill(os.getpid(), {number.value})\ntime.sleep(60)"
     )
-    _, said = process.communicate(timeout=20)
+    _, said = process.communicate(timeout=WAIT)
     assert process.returncode == -number and said == f"starts ranks 2 to 3\nrank 2 was killed by {number.name}\n"
 
 
@@ -78,13 +79,13 @@ def test_a_signal_to_all_of_the_step_ends_the_ranks_and_the_task_waits_for_them(
     code = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.5), sys.exit(0)))\n"
     process = start(code + "import os; print(os.getpid(), flush=True)\nwhile True: time.sleep(0.01)")
     logs = [tmp_path / "rank-2.log", tmp_path / "rank-3.log"]
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + WAIT
     while not all(log.exists() and log.read_text() for log in logs) and time.monotonic() < deadline:
         time.sleep(0.05)
     time.sleep(0.3)  # the task must have seen that they run
     for pid in (process.pid, *(int(log.read_text()) for log in logs)):
         os.kill(pid, signal.SIGTERM)
-    assert process.wait(20) == 0
+    assert process.wait(WAIT) == 0
 
 
 def test_ranks_that_stand_by_start_when_they_are_told_what(tmp_path):
@@ -102,7 +103,7 @@ def test_ranks_that_stand_by_start_when_they_are_told_what(tmp_path):
         code = "import os; print(os.environ['RANK'], os.environ['STEP'], os.environ['MASTER_PORT'])"
         order = StandbyOrder(command=(sys.executable, "-c", code), logs=str(logs), environment={"STEP": "new"})
         go.write_text(line(order) + "\n")
-        assert process.wait(20) == 0
+        assert process.wait(WAIT) == 0
         assert (logs / "rank-1.log").read_text() == "1 new 29500\n" and not (tmp_path / "rank-1.log").exists()
     finally:
         process.kill()

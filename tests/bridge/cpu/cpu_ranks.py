@@ -10,7 +10,6 @@ import importlib
 import multiprocessing
 import os
 import signal
-import socket
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -20,8 +19,10 @@ from multiprocessing.context import ForkServerContext
 from typing import Any
 from unittest.mock import patch
 
+from megaboa.scheduler.ranks import ReservedPort
+
 ACTIVE = "cpu_backend_active"
-TIMEOUT_S = 120
+TIMEOUT_S = 600
 
 
 @functools.cache
@@ -53,16 +54,15 @@ def _as_rank(report: Connection, function: Callable, args: tuple, rank: int, wor
 
 def on_cpu(function: Callable, *args: Any, world_size: int = 1) -> list[Any]:
     """Call `function(*args)` in as many ranks as `world_size` says, each a fresh process; give each rank's result."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     context = _server()
+    port = ReservedPort("127.0.0.1")
     processes, reports, results = [], {}, {}
     try:
         for rank in range(world_size):
             report, to_parent = context.Pipe(duplex=False)
             reports[report] = rank
-            processes.append(context.Process(target=_as_rank, args=(to_parent, function, args, rank, world_size, port)))
+            given = (to_parent, function, args, rank, world_size, port.number)
+            processes.append(context.Process(target=_as_rank, args=given))
             processes[-1].start()
             to_parent.close()
         while len(results) < world_size:
@@ -78,18 +78,17 @@ def on_cpu(function: Callable, *args: Any, world_size: int = 1) -> list[Any]:
                 os.killpg(process.pid, signal.SIGKILL)
             process.kill()
             process.join()
+        port.close()
     return [results[rank] for rank in range(world_size)]
 
 
 @contextlib.contextmanager
 def running(function: Callable, *args: Any) -> Iterator[None]:
     """`function(*args)` in one rank, which is killed at the end, together with what it has started."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     context = _server()
+    port = ReservedPort("127.0.0.1")
     report, to_parent = context.Pipe(duplex=False)
-    process = context.Process(target=_as_rank, args=(to_parent, function, args, 0, 1, port))
+    process = context.Process(target=_as_rank, args=(to_parent, function, args, 0, 1, port.number))
     process.start()
     to_parent.close()
     try:
@@ -98,3 +97,4 @@ def running(function: Callable, *args: Any) -> Iterator[None]:
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.join()
+        port.close()

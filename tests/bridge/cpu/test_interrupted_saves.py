@@ -50,7 +50,7 @@ def unmarked(root):
 def follow(root, until, chance, keep):
     """Do the supervisor's part until a checkpoint is there, then wait for a moment of the save after it."""
     began, seconds = None, 0.0
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600
     while time.monotonic() < deadline:
         writes = unmarked(root)
         if writes and checkpoints.latest(root) >= until:

@@ -211,14 +211,18 @@ def process_groups(device: str, layout: Layout = WHOLE) -> Iterator[None]:
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         # Weights stay on the host until a model is complete, even if it is for GPUs.
         dist.init_process_group("gloo" if device == "cpu" else "cpu:gloo,cuda:nccl", timeout=PATIENCE)
+    failed = True
     try:
         minutes = PATIENCE // timedelta(minutes=1)
         parallel_state.initialize_model_parallel(**sizes(layout), distributed_timeout_minutes=minutes)
         model_parallel_cuda_manual_seed(0)
         yield
+        failed = False
     finally:
-        parallel_state.destroy_model_parallel()
-        dist.destroy_process_group()
+        # Without its groups the other ranks fail, and then all are ended: a rank that fails first must say why.
+        if layout.world_size == 1 or not failed:
+            parallel_state.destroy_model_parallel()
+            dist.destroy_process_group()
 
 
 def sizes(layout: Layout) -> dict[str, Any]:

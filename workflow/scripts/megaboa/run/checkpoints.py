@@ -47,7 +47,7 @@ def mark_complete(checkpoints: Path) -> None:
     The folders decide which ones these are, because a background save ends some steps after the step that it saves.
     Bridge writes its configuration last, when all tensors are on disk.
     """
-    for iteration, path in _folders(checkpoints):
+    for iteration, path in sorted(_folders(checkpoints)):  # a newer one that is marked hides older ones
         if (path / LAST_WRITTEN).exists() and not _counts(path):
             write(path / MARKER, CheckpointMark(iteration=iteration, files=_sizes(path), time=time.time()))
 
