@@ -161,9 +161,13 @@ def test_ctrl_c_ends_the_ranks_and_closes_the_ledger(workspace, quiet):
     process = workspace.start("pretrain", "--configfile", config)
     ranks = workspace.wait_for_step("ctrlc", "dp2", KILLED_AT)
     os.killpg(process.pid, signal.SIGINT)
-    process.communicate(timeout=60)
+    output = process.communicate(timeout=60)[0]
     assert gone(ranks)
     end = attempts(workspace, "ctrlc")[-1]
+    stopped = f"dp2 stopped at step {end['last_step']} of {STEPS}, saved; the same call resumes it"
+    assert output.splitlines()[-1] == stopped, output
+    log = workspace.results("ctrlc", "logs", "runs", "dp2.log").read_text()
+    assert "interrupted: the supervisor got" in output and "interrupted: the supervisor got" in log
     assert end["outcome"] == "interrupted" and end["iteration"] == end["last_step"] >= KILLED_AT, (
         "saved before it ended"
     )

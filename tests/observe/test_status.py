@@ -13,7 +13,7 @@ from rich.console import Console
 
 from megaboa.files import append_line, write_json
 from megaboa.observe.queue import Queue, trained_by
-from megaboa.observe.status import as_record, event, experiment_progress, progress_table
+from megaboa.observe.status import as_record, event, experiment_progress, interrupted, missing, progress_table
 from megaboa.records import Pace, line
 from megaboa.run import checkpoints
 from megaboa.scheduler.answers import QueuedJob
@@ -100,6 +100,29 @@ def test_checkpoints_are_counted_and_weighed(experiment):
     console = Console(record=True, width=160, file=io.StringIO())
     console.print(progress_table("tiny", list(found.values())))
     assert "2 x 3 MB" in console.export_text()
+
+
+def test_where_interrupted_runs_stopped_and_from_where_the_same_call_goes_on(tmp_path):
+    experiment = FakeExperiment(tmp_path)
+    experiment.plan_run("later")
+    for run, saved in {"saved": 12, "before": 10, "never": None}.items():
+        store = experiment.plan_run(run)
+        write_attempt(store, 1, [step_event(step, START + step) for step in range(1, 13)])
+        end = end_event(1, saved or 0, outcome="interrupted", cause="cancelled", action="stop", detail="SIGINT")
+        experiment.begin(run, store, [start_event(1), end])
+        write_json(experiment.results / "runs" / run / "launch.json", {"store": str(tmp_path / "store")})
+        if saved:
+            write_json(checkpoints.folder(RunStore(store).checkpoints, saved) / checkpoints.MARKER, {"files": {}})
+    store = experiment.plan_run("saves")
+    write_attempt(store, 1, [step_event(12, START)])
+    experiment.begin("saves", store, [start_event(1)])
+    write_json(experiment.results / "runs" / "saves" / "launch.json", {"store": str(tmp_path / "store")})
+    assert interrupted(missing(experiment.results)) == [
+        "saved stopped at step 12 of 30, saved; the same call resumes it",
+        "before stopped at step 12 of 30, saved at step 10; the same call resumes it from there",
+        "never stopped at step 12 of 30, nothing was saved; the same call starts it again from the first step",
+        "saves has not ended yet, at step 12 of 30: `megaboa status tiny/saves` shows it",
+    ]
 
 
 def test_markup_in_a_name_is_not_obeyed(tmp_path):

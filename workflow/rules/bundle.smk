@@ -31,4 +31,4 @@ rule pack_bundle:
         code=lambda wildcards: code_state(),  # a change of the code makes the bundle again
     shell:
         "python {params.scripts:q}/megaboa bundle --settings {input.settings} --store {params.store:q}"
-        " --config-file {params.config:q} --command-line {params.command_line:q} --out {output} 2>&1 | tee {log}"
+        " --config-file {params.config:q} --command-line {params.command_line:q} --out {output} 2>&1 | tee -i {log}"

@@ -18,7 +18,7 @@ rule train_tokenizer:
     params:
         scripts=SCRIPTS,
     shell:
-        "python {params.scripts:q}/megaboa train-tokenizer --spec {input.spec} --out {output} 2>&1 | tee {log}"
+        "python {params.scripts:q}/megaboa train-tokenizer --spec {input.spec} --out {output} 2>&1 | tee -i {log}"
 
 
 rule list_sources:
@@ -35,7 +35,7 @@ rule list_sources:
     params:
         scripts=SCRIPTS,
     shell:
-        "python {params.scripts:q}/megaboa list-sources --spec {input.spec} --threads {threads} --out {output} 2>&1 | tee {log}"
+        "python {params.scripts:q}/megaboa list-sources --spec {input.spec} --threads {threads} --out {output} 2>&1 | tee -i {log}"
 
 
 # The merge deletes the shards' files and manifests.
@@ -56,7 +56,7 @@ rule tokenize:
         scripts=SCRIPTS,
     shell:
         "python {params.scripts:q}/megaboa tokenize-shard --spec {input.spec} --sources {input.sources}"
-        " --shard {wildcards.shard} --shards {wildcards.shards} --threads {threads} --out {output} 2>&1 | tee {log}"
+        " --shard {wildcards.shard} --shards {wildcards.shards} --threads {threads} --out {output} 2>&1 | tee -i {log}"
 
 
 rule merge_corpus:
@@ -75,7 +75,7 @@ rule merge_corpus:
         shards=lambda wildcards: SHARED.shards(wildcards.corpus),
     shell:
         "python {params.scripts:q}/megaboa merge-corpus --spec {input.spec} --sources {input.sources}"
-        " --shards {params.shards} --out {output} 2>&1 | tee {log}"
+        " --shards {params.shards} --out {output} 2>&1 | tee -i {log}"
 
 
 rule verify_corpus:
@@ -93,7 +93,7 @@ rule verify_corpus:
         scripts=SCRIPTS,
     shell:
         "python {params.scripts:q}/megaboa verify-corpus --spec {input.spec} --sources {input.sources}"
-        " --manifest {input.manifest} --out {output} 2>&1 | tee {log}"
+        " --manifest {input.manifest} --out {output} 2>&1 | tee -i {log}"
 
 
 # The samples and their order: made once for all runs that share it, before any of them holds a GPU.
@@ -111,4 +111,4 @@ rule index:
     params:
         scripts=SCRIPTS,
     shell:
-        "python {params.scripts:q}/megaboa build-index --spec {input.spec} --out {output} 2>&1 | tee {log}"
+        "python {params.scripts:q}/megaboa build-index --spec {input.spec} --out {output} 2>&1 | tee -i {log}"

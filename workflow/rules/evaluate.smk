@@ -24,4 +24,4 @@ rule evaluate_model:
         store=PLAN.experiment.store,
     shell:
         "python {params.scripts:q}/megaboa evaluate --spec {input.spec} --export {input.export} --store {params.store:q}"
-        " --out {output} 2>&1 | tee {log}"
+        " --out {output} 2>&1 | tee -i {log}"

@@ -30,7 +30,7 @@ rule export_model:
         image=IMAGE,
     shell:
         "{params.python} {params.scripts:q}/megaboa export-model --spec {input.spec} --source {input.source} {params.image} --out {output}"
-        " 2>&1 | tee {log}"
+        " 2>&1 | tee -i {log}"
 
 
 rule prove_export:
@@ -60,7 +60,7 @@ rule prove_export:
         image=IMAGE,
     shell:
         "{params.python} {params.scripts:q}/megaboa prove-export --export {input.export} --source {input.source}"
-        " {params.image} --out {output} 2>&1 | tee {log}"
+        " {params.image} --out {output} 2>&1 | tee -i {log}"
 
 
 # Exports the kept checkpoints of a run one by one. `megaboa export-along` may have made some of them during training.
@@ -88,7 +88,7 @@ rule export_along:
         scripts=SCRIPTS,
         run=lambda wildcards: f"{RESULTS}/runs/{wildcards.run}",
     shell:
-        "python {params.scripts:q}/megaboa export-along {params.run:q} --out {output} 2>&1 | tee {log}"
+        "python {params.scripts:q}/megaboa export-along {params.run:q} --out {output} 2>&1 | tee -i {log}"
 
 
 # Not part of `all`: the checkpoint's and the export's answers to the prompts of `generate`.
@@ -125,7 +125,7 @@ rule generate_text:
         image=IMAGE,
     shell:
         "{params.python} {params.scripts:q}/megaboa generate --spec {input.spec} --export {input.export} --source {input.source} {params.image} --out {output}"
-        " 2>&1 | tee {log}"
+        " 2>&1 | tee -i {log}"
 
 
 # Not part of `all` either: uploads only run when named.
@@ -150,4 +150,4 @@ rule push_model:
         private="--private" if PLAN.experiment.export.private else "--no-private",
     shell:
         "python {params.scripts:q}/megaboa push-model --export {input.export} --proof {input.proof} --repository {params.repository:q} {params.private}"
-        " --out {output} 2>&1 | tee {log}"
+        " --out {output} 2>&1 | tee -i {log}"

@@ -14,4 +14,4 @@ rule image:
     params:
         scripts=SCRIPTS,
     shell:
-        "python {params.scripts:q}/megaboa image --spec {input.spec} --inside {input.inside} --out {output} 2>&1 | tee {log}"
+        "python {params.scripts:q}/megaboa image --spec {input.spec} --inside {input.inside} --out {output} 2>&1 | tee -i {log}"

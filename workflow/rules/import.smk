@@ -11,7 +11,7 @@ rule get_model:
     params:
         scripts=SCRIPTS,
     shell:
-        "python {params.scripts:q}/megaboa get-model --spec {input.spec} --out {output} 2>&1 | tee {log}"
+        "python {params.scripts:q}/megaboa get-model --spec {input.spec} --out {output} 2>&1 | tee -i {log}"
 
 
 rule import_model:
@@ -38,7 +38,7 @@ rule import_model:
         device=PLAN.experiment.device,
     shell:
         "{params.convert} --logs {log}.ranks {params.scripts:q}/megaboa import-model --source {input.source} --store {params.store:q}"
-        " --device {params.device} {params.image} --out {output} 2>&1 | tee {log}"
+        " --device {params.device} {params.image} --out {output} 2>&1 | tee -i {log}"
 
 
 rule prove_import:
@@ -66,7 +66,7 @@ rule prove_import:
         image=IMAGE,
     shell:
         "{params.convert} --logs {log}.ranks {params.scripts:q}/megaboa prove-import --source {input.source} --import {input.imported}"
-        " {params.image} --out {output} 2>&1 | tee {log}"
+        " {params.image} --out {output} 2>&1 | tee -i {log}"
 
 
 # `import` is a Python keyword: a rule can have this name, but other rules can't refer to it by attribute.

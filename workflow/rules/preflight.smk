@@ -13,7 +13,7 @@ rule preflight:
     params:
         scripts=SCRIPTS,
     shell:
-        "python {params.scripts:q}/megaboa preflight {input.order} --out {output} 2>&1 | tee {log}"
+        "python {params.scripts:q}/megaboa preflight {input.order} --out {output} 2>&1 | tee -i {log}"
 
 
 # The same with the image's packages, if there is an image: before a GPU is requested, but after the image is made. If
@@ -33,4 +33,4 @@ rule preflight_in_image:
     params:
         scripts=SCRIPTS,
     shell:
-        "python {params.scripts:q}/megaboa preflight-in-image {input.order} --image {input.image} --out {output} 2>&1 | tee {log}"
+        "python {params.scripts:q}/megaboa preflight-in-image {input.order} --image {input.image} --out {output} 2>&1 | tee -i {log}"

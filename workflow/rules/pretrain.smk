@@ -21,4 +21,4 @@ rule train:
     params:
         scripts=SCRIPTS,
     shell:
-        "python {params.scripts:q}/megaboa pretrain {input.run} 2>&1 | tee -a {log}"
+        "python {params.scripts:q}/megaboa pretrain {input.run} 2>&1 | tee -i -a {log}"

@@ -23,7 +23,7 @@ rule capture:
     params:
         scripts=SCRIPTS,
     shell:
-        "python {params.scripts:q}/megaboa capture {input.run} --out {output} 2>&1 | tee {log}"
+        "python {params.scripts:q}/megaboa capture {input.run} --out {output} 2>&1 | tee -i {log}"
 
 
 rule analyze:

@@ -24,4 +24,4 @@ rule compare_tensors:
         scripts=SCRIPTS,
         python=PYTHON,
     shell:
-        "{params.python} {params.scripts:q}/megaboa compare-tensors --spec {input.spec} --out {output} 2>&1 | tee {log}"
+        "{params.python} {params.scripts:q}/megaboa compare-tensors --spec {input.spec} --out {output} 2>&1 | tee -i {log}"

@@ -33,4 +33,4 @@ rule report:
     params:
         command=REPORT,
     shell:
-        "{params.command} 2>&1 | tee {log}"
+        "{params.command} 2>&1 | tee -i {log}"

@@ -23,7 +23,7 @@ rule try_settings:
     params:
         scripts=SCRIPTS,
     shell:
-        "python {params.scripts:q}/megaboa tune --spec {input.spec} --out {output} 2>&1 | tee {log}"
+        "python {params.scripts:q}/megaboa tune --spec {input.spec} --out {output} 2>&1 | tee -i {log}"
 
 
 # Measures the inputs of step time predictions, with ranks started like those of the run with the most GPUs per node.
@@ -48,4 +48,4 @@ rule measure_machine:
         scripts=SCRIPTS,
         run=f"{RESULTS}/runs/{ASKED.calibrated}/run.json",  # no input: changed steps or losses need no new measurement
     shell:
-        "python {params.scripts:q}/megaboa calibrate --run {params.run:q} --out {output} 2>&1 | tee {log}"
+        "python {params.scripts:q}/megaboa calibrate --run {params.run:q} --out {output} 2>&1 | tee -i {log}"

@@ -241,6 +241,7 @@ class Standing:
     run: str
     state: str  # FAIL: it has failed, and won't be resumed automatically. NOT_RUN: all else
     why: str
+    stopped: str = ""  # of an interrupted run: where it stopped, and from where the same call goes on
 
 
 def missing(results: Path, queue: Queue | None = None) -> list[Standing]:
@@ -264,13 +265,35 @@ def failed(experiment: str, runs: Sequence[Standing]) -> list[str]:
     ]
 
 
+def interrupted(runs: Sequence[Standing]) -> list[str]:
+    """The runs that Ctrl-C has stopped, or is stopping on a cluster, in lines for the end of a call."""
+    found = [run for run in runs if run.stopped]
+    more = [f"and {len(found) - SHOWN} more"] if len(found) > SHOWN else []
+    return [*(f"{run.run} {run.stopped}" for run in found[:SHOWN]), *more]
+
+
 def _folder(results: Path, run: Progress) -> RunFolder:
     return ExperimentFolder(results).run(run.run)
 
 
 def _standing(folder: RunFolder, run: Progress) -> Standing:
     state = "FAIL" if run.state == "failed" and not run.goes_on else "NOT_RUN"
-    return Standing(folder.name, state, _why(folder, run))
+    return Standing(folder.name, state, _why(folder, run), _stopped(folder, run))
+
+
+def _stopped(folder: RunFolder, run: Progress) -> str:
+    of = f" of {run.total}" if run.total else ""
+    if run.state == "running":
+        return f"has not ended yet, at step {run.step}{of}: `megaboa status {folder.experiment}/{run.run}` shows it"
+    if run.state != "interrupted":
+        return ""
+    saved = checkpoints.latest(RunStore.of(folder.attempts_link).checkpoints)
+    if not saved:
+        begin = "its parent's checkpoint" if folder.run.parent else "the first step"
+        return f"stopped at step {run.step}{of}, nothing was saved; the same call starts it again from {begin}"
+    if saved < run.step:
+        return f"stopped at step {run.step}{of}, saved at step {saved}; the same call resumes it from there"
+    return f"stopped at step {run.step}{of}, saved; the same call resumes it"
 
 
 def _why(folder: RunFolder, run: Progress) -> str:
