@@ -38,7 +38,9 @@ rule all:
 
 
 onstart:
-    beginning.begin(PLAN, workflow, {RULE_NAME("train"), RULE_NAME("capture")})
+    beginning.begin(
+        PLAN, workflow, RULE_NAME("train"), RULE_NAME("capture"), RESTARTED
+    )
 
 
 onerror:

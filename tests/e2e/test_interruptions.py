@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from clone import command_line, curve_of, edit, kill_group, parent, processes
+from clone import command_line, curve_of, edit, kill_group, parent, planned_in, processes
 
 from megaboa.files import read_jsonl
 
@@ -175,9 +175,12 @@ def test_ctrl_c_ends_the_ranks_and_closes_the_ledger(workspace, quiet):
     output = workspace.snakemake("-n", "pretrain", "--configfile", config, code=1)
     assert "run dp2 would start at step 0" in output and "optimizer.weight_decay: 0.1 → 0.2" in output
     assert "--config restart=dp2" in workspace.snakemake("pretrain", "--configfile", config, code=1)
-    assert workspace.planned("pretrain", "--configfile", config, "--config", "restart=dp2")["train"] == 1
+    output = workspace.snakemake("-n", "pretrain", "--configfile", config, "--config", "restart=dp2")
+    dropped = f"optimizer.weight_decay: 0.1 → 0.2; restart drops {end['iteration']} steps"
+    assert planned_in(output)["train"] == 1 and f"dp2 trains again from step 0: {dropped}" in output.splitlines()
     edit(config, "weight_decay: 0.2", "weight_decay: 0.1")
-    workspace.snakemake("pretrain", "--configfile", config)
+    output = workspace.snakemake("pretrain", "--configfile", config)
+    assert f"dp2 resumes at step {end['iteration']} of {STEPS}" in output.splitlines()
     assert workspace.steps("ctrlc", "dp2") == quiet
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from megaboa.files import write_json
+from megaboa.files import link, write_json
 from megaboa.plan import restarts
 from megaboa.records import Identity, write
 from megaboa.run.checkpoints import MARKER
@@ -24,6 +24,7 @@ def leave_unfinished(plan, run, step=20):
     store = store_of(folder, identity)
     write(store.identity, identity)
     write_json(store.checkpoints / f"iter_{step:07d}" / MARKER, {"iteration": step, "files": {}})
+    return store
 
 
 def test_where_nothing_lies_nothing_is_asked(plan):
@@ -50,6 +51,20 @@ def test_who_is_told_to_begin_again_does(plan):
         restarts.check(plan("3.0e-3"), "results", ["b"])
     with pytest.raises(restarts.UnfinishedWorkError, match="restart: there is no run 'c'"):
         restarts.check(plan("3.0e-3"), "results", ["c"])
+
+
+def test_runs_that_begin_again_or_resume_are_told_and_many_are_counted(plan_of, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    plan = plan_of("sweep: {grid: {training.seed: [1, 2, 3, 4, 5, 6, 7, 8]}}", training__train_iters=60)
+    names = [run.name for run in plan.runs]
+    assert restarts.outlooks(plan, "results", names) == []
+    for run in plan.runs[1:]:
+        store = leave_unfinished(plan, run.name)
+        link(store.ledger, run.folder("results", plan.name).attempts_link)
+        store.ledger.touch()
+    said = [f"{name} resumes at step 20 of 60" for name in names]
+    assert restarts.outlooks(plan, "results", names) == [*said[1:6], "and 2 more that have begun"]
+    assert restarts.outlooks(plan, "results", names[:2]) == [said[1]]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from typing import Any
 
 from megaboa.calls import say
 from megaboa.calls.lock import require_claim
-from megaboa.plan import Plan, screen
+from megaboa.plan import Plan, restarts, screen
 from megaboa.plan.screen import describe, submission
 from megaboa.run import bad_nodes
 from megaboa.run.identity import is_trained
@@ -47,12 +47,14 @@ def in_a_thread(handler: Callable[[Any], None]) -> Callable[..., None]:
     return handle
 
 
-def begin(plan: Plan, workflow: Any, trains: Collection[str]) -> None:
-    """Checks and preparations before the first job of a call. `trains`: the rules that start ranks."""
+def begin(plan: Plan, workflow: Any, train: str, capture: str, restarted: Collection[str]) -> None:
+    """Checks and preparations before the first job of a call. `train`, `capture`: the rules that start ranks."""
     executor = workflow.executor_plugin.name
     require_claim()
     use_zygote(plan, executor)
-    require_cluster(plan, executor, starting(workflow.dag, trains))
+    require_cluster(plan, executor, starting(workflow.dag, {train, capture}))
+    for line in restarts.outlooks(plan, "results", starting(workflow.dag, {train}), restarted):
+        say(line)
     if executor == cluster().profile:  # nobody else may be left to update the nodes that waiting jobs avoid
         bad_nodes.revise_in_background(Path("results"))
 

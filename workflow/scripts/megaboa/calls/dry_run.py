@@ -10,10 +10,12 @@ from typing import Any
 
 from megaboa.calls.beginning import asked_for
 from megaboa.check.refusals import some_of
-from megaboa.plan import Plan, screen
+from megaboa.plan import Plan, restarts, screen
 
 
-def end_with_one_screen(workflow: Any, plan: Plan, on_cluster: bool, quiet: Collection[Any]) -> None:
+def end_with_one_screen(
+    workflow: Any, plan: Plan, on_cluster: bool, restarted: Collection[str], quiet: Collection[Any]
+) -> None:
     """Replace a dry run's output by one screen. Snakemake would list all files of each job, and calls no hook at the
     end.
 
@@ -27,7 +29,9 @@ def end_with_one_screen(workflow: Any, plan: Plan, on_cluster: bool, quiet: Coll
 
     def show() -> None:
         if workflow.scheduler:  # otherwise Snakemake failed before it knew the jobs
-            for line in screen.lines(plan, list(jobs_of(workflow.dag)), asked_for(plan, on_cluster), everything):
+            jobs = list(jobs_of(workflow.dag))
+            begun = restarts.outlooks(plan, "results", {job.of for job in jobs if job.kind == "train"}, restarted)
+            for line in screen.lines(plan, jobs, asked_for(plan, on_cluster), everything, begun):
                 print(line)
 
     atexit.register(show)

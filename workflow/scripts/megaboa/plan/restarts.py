@@ -1,8 +1,8 @@
-"""Runs that would start from step 0 although the store has unfinished work of theirs, which edits must not abandon."""
+"""Runs that have begun before: which resume and which train again; edits must not abandon unfinished work unasked."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from megaboa.config.problems import choose
@@ -10,6 +10,7 @@ from megaboa.plan.plan import Plan
 from megaboa.records import Tree
 from megaboa.run import unfinished
 from megaboa.run.identity import is_trained
+from megaboa.run.outlook import outlook
 
 KEY = "restart"
 SHOWN = 5
@@ -43,6 +44,18 @@ def check(plan: Plan, results: str, restart: list[str]) -> list[str]:
     if found:
         raise UnfinishedWorkError(_message(found))
     return told
+
+
+def outlooks(plan: Plan, results: str, starting: Collection[str], restarted: Collection[str] = ()) -> list[str]:
+    """A line for each run that will start and has begun before: whether it resumes or trains again, and why.
+
+    Only the runs that are shown are read.
+    """
+    folders = [run.folder(results, plan.name) for run in plan.runs if run.name in starting]
+    begun = [folder for folder in folders if folder.attempts_link.exists()]
+    told = ((folder.name, outlook(folder, folder.name in restarted)) for folder in begun[:SHOWN])
+    lines = [f"{name} {said}" for name, said in told if said]
+    return [*lines, f"and {len(begun) - SHOWN} more that have begun"] if len(begun) > SHOWN else lines
 
 
 def _message(found: dict[str, list[unfinished.Unfinished]]) -> str:

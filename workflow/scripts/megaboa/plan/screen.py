@@ -41,11 +41,21 @@ class Kind:
     reasons: dict[str, dict[str, None]] = field(default_factory=dict)  # reason -> names of the jobs, in order
 
 
-def lines(plan: Plan, jobs: Collection[Job], submission: Sequence[str], everything: bool = False) -> list[str]:
-    """The lines of the screen. `submission`: what training asks of a cluster; `everything`: show all warnings."""
+def lines(
+    plan: Plan,
+    jobs: Collection[Job],
+    submission: Sequence[str],
+    everything: bool = False,
+    outlooks: Sequence[str] = (),
+) -> list[str]:
+    """The lines of the screen.
+
+    `submission`: what training asks of a cluster; `everything`: show all warnings; `outlooks`: where runs that have
+    begun will start.
+    """
     order = {run.name: index for index, run in enumerate(plan.runs)}
     rows = table(sorted(jobs, key=lambda job: order.get(job.of, 0)), list(dict.fromkeys(job.kind for job in jobs)))
-    shown = [heading(plan), *swept(plan), "", *rows, *submission]
+    shown = [heading(plan), *swept(plan), "", *rows, *outlooks, *submission]
     shown += [] if everything else [f"every job with its files and command: the same call with {DETAILS}"]
     noted = [*plan.notes, *map(str, plan.invalid), *warnings(plan)]
     room = len(noted) if everything else max(FEWEST, LINES - len(shown) - 2)

@@ -26,20 +26,39 @@ class Unfinished:
     differences: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class Present:
+    """A run as configured now. `identity`: None if a corpus or a model has not been made yet."""
+
+    run: Tree
+    identity: Identity | None
+
+    def is_of(self, other: Identity) -> bool:
+        return other == self.identity if self.identity else without_harmless(other.run) == self.run
+
+
+def present(folder: RunFolder) -> Present:
+    try:
+        own = identity_of(folder)
+    except FileNotFoundError:
+        own = None
+    return Present(without_harmless(folder.document("run")), own)
+
+
 def other_work(folder: RunFolder) -> list[Unfinished]:
     """Unfinished training under the run's name with other identities, if the run as configured now has not begun."""
     found = list(stored(folder))
     if not found:
         return []
-    try:
-        own = identity_of(folder)
-    except FileNotFoundError:  # a corpus or a model has not been made yet
-        own = None
-    run = without_harmless(folder.document("run"))
-    if any(identity == own if own else without_harmless(identity.run) == run for _, identity in found):
+    now = present(folder)
+    if any(now.is_of(identity) for _, identity in found):
         return []
     work = [(store, identity, _unfinished_step(store)) for store, identity in found]
-    return [Unfinished(store, step, tuple(differences(identity, run, own))) for store, identity, step in work if step]
+    return [
+        Unfinished(store, step, tuple(differences(identity, now.run, now.identity)))
+        for store, identity, step in work
+        if step
+    ]
 
 
 def _unfinished_step(store: RunStore) -> int:

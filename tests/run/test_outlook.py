@@ -1,0 +1,99 @@
+"""megaboa.run.outlook: whether a run that has begun resumes or trains again, and why."""
+
+import made
+import pytest
+
+from megaboa import files
+from megaboa.paths import RunFolder
+from megaboa.records import AttemptEnd, AttemptStart, write
+from megaboa.run import ledger
+from megaboa.run.checkpoints import MARKER
+from megaboa.run.identity import identity_of, store_of
+from megaboa.run.outlook import outlook
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run of a recipe, which reads nothing of the stages before it."""
+
+    def make(steps=60, lr=1e-3, store="store", **more):
+        folder = tmp_path / "results" / "my" / "runs" / "a"
+        asked = {
+            **{"model": {"name": "m", "recipe": "r", "init": "scratch", "tokenizer": None}, "data": {}},
+            **{"optimizer": {"lr": lr}, "training": {"train_iters": steps}, "overrides": {}},
+            **{"device": "cpu", "world_size": 1, **more},
+        }
+        files.write_json(folder / "run.json", asked)
+        files.write_json(folder / "launch.json", {"store": str(tmp_path / store), "checkpoint": {}})
+        return RunFolder(folder)
+
+    return make
+
+
+def trained_to(folder, *saved, outcome="interrupted"):
+    """One attempt that has saved these steps."""
+    identity = identity_of(folder)
+    store = store_of(folder, identity)
+    write(store.identity, identity)
+    ledger.append(store.ledger, AttemptStart(attempt=1))
+    ledger.append(store.ledger, AttemptEnd(attempt=1, outcome=outcome, iteration=max(saved, default=0)))
+    store.attempt(1).path.mkdir(parents=True)
+    for step in saved:
+        files.write_json(store.checkpoints / f"iter_{step:07d}" / MARKER, {"iteration": step, "files": {}})
+    files.link(store.ledger, folder.attempts_link)
+    return identity
+
+
+def test_a_run_that_has_not_begun_has_no_outlook(run):
+    assert outlook(run()) is None
+
+
+def test_an_interrupted_run_resumes_whether_a_restart_is_asked_for_or_not(run):
+    trained_to(run(), 20, 53)
+    assert outlook(run()) == "resumes at step 53 of 60"
+    kept = "resumes at step 53 of 60 (restart drops nothing, since no setting has changed)"
+    assert outlook(run(), restarts=True) == kept
+
+
+def test_a_run_without_a_checkpoint_starts_again(run):
+    trained_to(run())
+    assert outlook(run()) == "starts again from step 0: nothing was saved"
+
+
+@pytest.mark.parametrize(("saved", "outcome"), [((60,), "interrupted"), ((), "completed")])
+def test_a_run_with_all_its_steps_is_not_trained_again(run, saved, outcome):
+    trained_to(run(), *saved, outcome=outcome)
+    assert outlook(run()) == "has all its steps (60): nothing is trained again"
+
+
+def test_a_changed_run_trains_again_for_these_keys(run):
+    trained_to(run(steps=60), 60, outcome="completed")
+    why = "trains again from step 0: training.train_iters: 60 → 90"
+    assert outlook(run(steps=90)) == f"{why} (continue_from: itself would go on from step 60)"
+    assert outlook(run(steps=90), restarts=True) == f"{why}; restart drops 60 steps"
+    many = outlook(run(steps=90, lr=2e-3, device="cuda", world_size=2))
+    assert many.startswith("trains again from step 0: ") and " and 2 more (" in many
+    trained_to(run(steps=90), 30)
+    assert outlook(run(steps=60)) == "has all its steps (60): nothing is trained again", "changed back"
+
+
+def test_a_run_that_continues_in_place_goes_on_from_its_checkpoint(run):
+    identity = trained_to(run(), 60, outcome="completed")
+    parent = {
+        "experiment": "my",
+        "run": "a",
+        "iteration": 60,
+        "load": {"optimizer": True, "rng": True},
+        "identity": identity.digest,
+    }
+    folder = run(steps=90, parent=parent)
+    write(folder.parent_manifest, made.trained(identity=identity.digest))
+    assert outlook(folder) == "goes on from its own step 60 (continue_from: itself)"
+    trained_to(folder, 70)
+    assert outlook(folder) == "resumes at step 70 of 90"
+
+
+def test_checkpoints_in_another_store_are_named(run, tmp_path):
+    trained_to(run(), 20)
+    said = outlook(run(store="other"))
+    assert said.startswith("trains again from step 0: its checkpoints are in ") and str(tmp_path / "other") in said

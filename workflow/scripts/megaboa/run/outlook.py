@@ -1,0 +1,59 @@
+"""Where training will start if it is called now, and why: in words, before anything has started. Standard library
+only."""
+
+from __future__ import annotations
+
+from megaboa.paths import RunFolder
+from megaboa.records import Identity, read, read_ledger
+from megaboa.run import checkpoints, ledger, progress
+from megaboa.run.identity import stored
+from megaboa.run.unfinished import differences, present
+from megaboa.store_paths import RunStore
+
+SHOWN = 2  # differences that are named
+
+
+def outlook(folder: RunFolder, restarts: bool = False) -> str | None:
+    """What the next call does with a run that has begun, such as `resumes at step 53 of 200`; None if it has no
+    attempt.
+
+    `restarts`: the call asks to restart it. Reads files only, and waits for nobody.
+    """
+    if not folder.attempts_link.exists():
+        return None
+    now = present(folder)
+    mine = [store for store, identity in stored(folder) if now.is_of(identity)]
+    if mine:
+        return _of_present(max(mine, key=lambda store: checkpoints.latest(store.checkpoints)), folder, restarts)
+    before = RunStore.of(folder.attempts_link)
+    if not before.identity.exists() or not before.attempts:
+        return None
+    if folder.is_in_place:
+        return f"goes on from its own step {folder.run.parent.iteration} (continue_from: itself)"
+    changed = differences(read(Identity, before.identity), now.run, now.identity)
+    if not changed:
+        return f"trains again from {_start(folder)}: its checkpoints are in {before.path}, not in {folder.launch.store}"
+    more = f" and {len(changed) - SHOWN} more" if len(changed) > SHOWN else ""
+    saved = checkpoints.latest(before.checkpoints)
+    if restarts:
+        rest = f"; restart drops {saved} steps"
+    else:
+        rest = f" (continue_from: itself would go on from step {saved})" if saved else ""
+    return f"trains again from {_start(folder)}: {', '.join(changed[:SHOWN])}{more}{rest}"
+
+
+def _of_present(store: RunStore, folder: RunFolder, restarts: bool) -> str | None:
+    """Of a run that has begun with its present settings."""
+    step, last = checkpoints.latest(store.checkpoints), progress.last_step(store)
+    completed = any(end.outcome == "completed" for end in ledger.ends(read_ledger(store.ledger)))
+    if completed or (last and step >= last):
+        return f"has all its steps{f' ({last})' if last else ''}: nothing is trained again"
+    if step:
+        of = f" of {last}" if last else ""
+        kept = " (restart drops nothing, since no setting has changed)" if restarts else ""
+        return f"resumes at step {step}{of}{kept}"
+    return f"starts again from {_start(folder)}: nothing was saved" if store.attempts else None
+
+
+def _start(folder: RunFolder) -> str:
+    return folder.parent_name or "step 0"
