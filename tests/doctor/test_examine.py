@@ -9,8 +9,9 @@ import made
 import pytest
 
 from megaboa.check.facts import from_json
+from megaboa.config.models.resources import Launch
 from megaboa.doctor import examine, troubles
-from megaboa.files import write_json, write_text
+from megaboa.files import link, write_json, write_text
 from megaboa.paths import RunFolder
 from megaboa.records import (
     AttemptEnd,
@@ -18,6 +19,7 @@ from megaboa.records import (
     GpuFound,
     GpuSample,
     GpusFound,
+    PreflightInImage,
     ReportSpec,
     Summary,
     line,
@@ -32,6 +34,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "check"))
 from gpt2_large import facts
 
 RUN = {"model": {"recipe": "gpt_tiny", "tokenizer": None}, "data": {}, "optimizer": {"lr": 3e-4}}
+START = Launch().model_dump(mode="json")
+INSIDE = {"runtime": "apptainer", "mounts": [], "secrets": [], "workdir": "/"}
 H200 = (Path(__file__).parent / "logs" / "h200_out_of_memory.log").read_text()
 
 
@@ -184,6 +188,41 @@ def test_advice_has_the_values_of_the_run():
     saving = facts(gbs=64)
     saving = dataclasses.replace(saving, training=dataclasses.replace(saving.training, iters=100, save_interval=10))
     assert "one takes 10.8 GB, 10 lie there at one time" in troubles.advice("disk_full", troubles.Case(facts=saving))[0]
+
+
+def failed_by(results, cause, detail):
+    """What to try, for the run `waiting` that ended so."""
+    store = RunStore(results.parents[1] / "store/runs/x/waiting/2c3d")
+    write_json(store.identity, {"run": RUN})
+    link(store.ledger, results / "runs/waiting/attempts.jsonl")
+    write_text(store.ledger, "")
+    ledger.append(store.ledger, AttemptEnd(attempt=1, outcome="failed", cause=cause, detail=detail, action="stop"))
+    lines = examine.experiment(results)
+    return lines[lines.index(f"waiting: {cause.replace('_', ' ')} (attempt 1; cause: {cause})") :]
+
+
+def test_an_import_error_is_advised_where_the_ranks_run(results):
+    said = "ModuleNotFoundError: No module named 'x'"
+    write_json(results / "runs/waiting/launch.json", {"checkpoint": {}, "start": START})
+    text = " ".join(failed_by(results, "import_error", said))
+    assert f"ranks run in {sys.executable}: install there" in text and "image" not in text
+    write_json(results / "runs/waiting/launch.json", {"checkpoint": {}, "start": START, "image": INSIDE})
+    assert "the Python of the image" in " ".join(failed_by(results, "import_error", said))
+
+
+def test_a_preflight_that_has_passed_is_not_advised(results):
+    write_json(results / "runs/waiting/launch.json", {"checkpoint": {}, "start": START, "image": INSIDE})
+    tried = "\n".join(failed_by(results, "config", "ValueError: x"))
+    assert "`snakemake preflight`" not in tried and "`snakemake preflight_in_image`" in tried
+    write(results / "preflight-in-image.json", PreflightInImage(state="PASS"))
+    tried = "\n".join(failed_by(results, "config", "ValueError: x"))
+    assert "`snakemake" not in tried and "read the traceback in the rank's log" in tried
+    assert "`snakemake preflight` checks" in troubles.advice("config", troubles.Case())[0]
+
+
+def test_an_interval_that_is_set_is_not_advised():
+    assert "set checkpoint.save_interval" in troubles.advice("nan", troubles.Case())[1]
+    assert "save_interval" not in troubles.advice("nan", troubles.Case(save_interval=50))[1]
 
 
 @pytest.mark.parametrize("trouble", ["nan", "lost", "cancelled", "time_limit", "preemption"])

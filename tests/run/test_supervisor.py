@@ -303,6 +303,18 @@ def test_who_stops_says_where_the_next_call_begins(run, step, said):
         run.train()
 
 
+@pytest.mark.parametrize(("step", "interval", "advised"), [(None, None, False), (1, None, True), (1, 2, False)])
+def test_an_interval_is_advised_where_none_is_set_and_steps_were_lost(run, step, interval, advised):
+    launch = run.folder.path / "launch.json"
+    files.write_json(launch, {**files.read_json(launch), "checkpoint": {"save_interval": interval}})
+    run.misfortune(f"step == {step} and sys.exit('Unexpected result nan')")
+    with pytest.raises(TrainingFailed) as failed:
+        run.train()
+    assert "he next call starts again from the first step." in str(failed.value)
+    assert ("Set checkpoint.save_interval" in str(failed.value)) is advised
+    assert ("No checkpoint was complete" in str(failed.value)) is (step is not None)
+
+
 def test_an_attempt_that_runs_on_something_else_says_so(run, monkeypatch, capsys):
     run.misfortune("step == 4 and attempt == 1 and os.kill(os.getpid(), signal.SIGKILL)")
     run.launch(budget=0)

@@ -21,6 +21,7 @@ from megaboa.records import (
     DataIndex,
     ExamplesRead,
     Preflight,
+    PreflightInImage,
     ReportSpec,
     RunsSpec,
     Step,
@@ -34,6 +35,7 @@ from megaboa.run import checkpoints, claims, ledger
 from megaboa.run.failures import tails_of
 from megaboa.run.gpu_use import use_of
 from megaboa.run.identity import is_outdated, is_trained
+from megaboa.run.site import python_of
 from megaboa.scheduler.registry import cluster
 from megaboa.store_paths import RunStore
 
@@ -178,12 +180,18 @@ def _course(folder: RunFolder) -> passed.Course:
 
 def _of_failure(folder: RunFolder, store: RunStore, end: AttemptEnd, facts: Facts | None) -> list[str]:
     attempt, found = store.attempt(end.attempt), _trouble(store, end)
+    launch, results = folder.launch, folder.experiment_folder
+    inside = read_if_there(PreflightInImage, results.preflight_in_image) if launch.image else None
     case = troubles.Case(
         facts=facts,
         evidence=found.evidence,
         iteration=end.iteration,
-        save_interval=folder.launch.checkpoint.get("save_interval"),
+        save_interval=launch.checkpoint.get("save_interval"),
         lr=folder.run.optimizer.get("lr"),
+        python=python_of(launch) if launch.start else None,
+        in_image=launch.image is not None,
+        preflighted=results.preflight.exists(),  # written if all runs passed
+        preflighted_in_image=inside is not None and inside.state == "PASS",
     )
     rank = "" if end.rank is None else f", rank {end.rank}"
     return [

@@ -83,6 +83,10 @@ class Case:
     iteration: int = 0
     save_interval: int | None = None
     lr: float | None = None
+    python: str | None = None  # of its ranks
+    in_image: bool = False
+    preflighted: bool = False  # preflight has passed
+    preflighted_in_image: bool = False
 
 
 def _begins(case: Case) -> str:
@@ -130,8 +134,9 @@ def nan(case: Case) -> list[str]:
         "see whether the same step fails again from the same checkpoint: then look at that step's batch "
         "(recovery.loss_spike leaves batches out)"
         if case.iteration
-        else "there is no checkpoint, so the next call starts again from the first step: set "
-        "checkpoint.save_interval, and look at the failed step's batch if it fails there again",
+        else "there is no checkpoint, so the next call starts again from the first step: "
+        f"{'' if case.save_interval else 'set checkpoint.save_interval, and '}look at the failed step's batch if it "
+        "fails there again",
         "under fp16 take bf16_mixed; under FP8 compare with bf16_mixed for a hundred steps",
     ]
 
@@ -173,16 +178,23 @@ def data(case: Case) -> list[str]:
 
 
 def config(case: Case) -> list[str]:
-    return [
-        "`snakemake preflight` checks the same without a GPU; where there is an image, `snakemake preflight_in_image` "
-        "does so by its packages"
-    ]
+    checks = [] if case.preflighted else ["`snakemake preflight` checks the same without a GPU"]
+    if case.in_image and not case.preflighted_in_image:
+        checks.append("`snakemake preflight_in_image` checks the same by the image's packages")
+    passed = "preflight has passed, so it is nothing that preflight checks: read the traceback in the rank's log"
+    return checks or [passed]
 
 
 def import_error(case: Case) -> list[str]:
+    if case.in_image:
+        return [
+            "launch.python must be the Python of the image that has Megatron-Bridge",
+            "inside the image: python -c 'import megatron.bridge, transformer_engine'",
+        ]
+    python = case.python or "python"
     return [
-        "launch.python must be the Python of the image that has Megatron-Bridge",
-        "inside the image: python -c 'import megatron.bridge, transformer_engine'",
+        f"ranks run in {python}: install there what is missing, or set launch.python to a Python that has it",
+        f"to see it alone: {python} -c 'import megatron.bridge'",
     ]
 
 

@@ -406,7 +406,11 @@ def _next(call: Call) -> str:
     if checkpoints.latest(call.payload.checkpoints):
         return RESUMES
     where = "its parent's checkpoint" if call.folder.parent_manifest else "the first step"
-    return f"No checkpoint was complete: the next call starts again from {where}. Set checkpoint.save_interval."
+    begins = f"the next call starts again from {where}."
+    if not any(end.last_step for end in ledger.ends(call.entries)):  # no step was lost
+        return begins.capitalize()
+    advice = "" if call.folder.launch.checkpoint.get("save_interval") else " Set checkpoint.save_interval."
+    return f"No checkpoint was complete: {begins}{advice}"
 
 
 def _close_what_was_left_open(call: Call) -> None:
