@@ -1,6 +1,8 @@
 """megaboa.run.announce: lines that nothing relies on, and a command of the user's."""
 
+import io
 import os
+import sys
 import time
 
 import pytest
@@ -20,6 +22,21 @@ def test_lines_for_people_wait_for_no_disk(tmp_path, monkeypatch, capsys):
         folder.progress_log.read_text() == capsys.readouterr().err
         and "child            12/60" in folder.progress_log.read_text()
     )
+
+
+def test_a_line_is_one_write_so_that_no_other_runs_line_comes_in_between(tmp_path, monkeypatch):
+    class Terminal(io.RawIOBase):
+        def writable(self):
+            return True
+
+        def write(self, data):
+            written.append(bytes(data))
+            return len(data)
+
+    written = []
+    monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(Terminal(), write_through=True))  # as with PYTHONUNBUFFERED
+    announce.announcer(RunFolder(tmp_path / "results" / "new" / "runs" / "child"))("ETA 0:02")
+    assert len(written) == 1 and written[0].endswith(b"ETA 0:02\n")
 
 
 def test_a_log_that_cannot_be_written_ends_nothing(tmp_path, capsys):

@@ -32,7 +32,8 @@ def announcer(folder: RunFolder) -> Say:
             folder.progress_log.parent.mkdir(parents=True, exist_ok=True)
             files.append_line(folder.progress_log, line, durable=False)
         with contextlib.suppress(OSError):
-            print(line, file=sys.stderr, flush=True)
+            sys.stderr.write(f"{line}\n")  # print() would write the line feed by itself, after other runs' lines
+            sys.stderr.flush()
 
     return say
 
