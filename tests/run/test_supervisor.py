@@ -31,11 +31,14 @@ def run(tmp_path, monkeypatch):
     return Run(tmp_path, monkeypatch)
 
 
-def test_a_run_from_its_first_step_to_its_manifest(run):
+def test_a_run_from_its_first_step_to_its_manifest(run, capsys):
     assert run.train().iteration == LAST
     assert run.attempts == [(0, "completed", None)]
+    assert "nothing is trained" not in capsys.readouterr().err
     run.train()
     assert len(run.attempts) == 1
+    (said,) = capsys.readouterr().err.splitlines()
+    assert f"has all its {LAST} steps, so nothing is trained; a changed configuration" in said
 
 
 def test_the_end_of_a_finished_run_whose_supervisor_was_killed_is_written_by_the_next_call(run):

@@ -117,6 +117,10 @@ def train(folder: RunFolder, life: int = 1) -> TrainRecord:
             with _told(call) if ledger.open_attempt(call.entries) else contextlib.nullcontext():
                 _close_what_was_left_open(call)
                 verification.record_checksums(call, payload.attempt(payload.newest_attempt))
+            say(
+                f"has all its {progress.last_step(payload)} steps, so nothing is trained; a changed configuration "
+                f"trains it again, or the same one if you remove {payload.path}"
+            )
         if identity_of(RunFolder(folder.path)) != identity:  # a later call has changed the run's files
             raise TrainingFailed(
                 f"run {folder.name} was trained as it was submitted ({payload.path}), and has been changed since; "
