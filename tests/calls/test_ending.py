@@ -25,6 +25,13 @@ def test_the_last_lines_are_the_verdict_and_where_the_report_is(tmp_path, capsys
     assert capsys.readouterr().err == f"PASS: all 3 checks; all 2 runs\nreport: {tmp_path}/report/index.html\n"
 
 
+def test_one_is_not_all(tmp_path, capsys):
+    checks = {"state": "PASS", "counts": {"runs": {"PASS": 1}, "checks": {"NOT_RUN": 1}}, "failed": []}
+    write_json(tmp_path / "report" / "checks.json", checks)
+    conclude(tmp_path)
+    assert capsys.readouterr().err.startswith("PASS: 1 NOT_RUN check; 1 run\n")
+
+
 def test_a_failed_check_ends_the_call_and_is_its_last_word(tmp_path, capsys):
     judged(tmp_path, fault("b agrees with a"), fault("run c", ""))
     with pytest.raises(SystemExit) as ended:

@@ -108,7 +108,7 @@ def test_after_a_tie_of_two_experts_losses_may_differ_by_more(experiment):
     found = agreement_of(experiment, 5e-5, moved=1)
     assert (found.state, found.exact_steps, found.steps) == ("PASS", 12, 20)
     assert found.detail == (
-        "within rounding: 12 steps agree to 0.0e+00; then at step 13 1 of 2,048 choices fell on another expert in "
+        "within rounding: 12 losses are equal; then at step 13 1 of 2,048 choices fell on another expert in "
         "layer 2, where two were 3.0e-08 apart; in all 8 choices fell so, in 8 steps; the first difference is at step "
         "13; limits: the tolerances, as no twin was run"
     )
@@ -152,7 +152,11 @@ def test_a_tie_excuses_nothing_that_was_before_it(experiment):
 
 def test_gradient_norms_are_compared_where_that_is_asked_for(experiment):
     """Adam divides a wrong factor of a gradient out: the losses don't show it, the norm does."""
-    assert agreement_of(experiment, 0.0, moved=0, norm=1 + 4e-5).state == "PASS"
+    found = agreement_of(experiment, 0.0, moved=0, norm=1 + 4e-5)
+    assert (found.state, found.step) == ("PASS", None)
+    assert found.detail.startswith(
+        "within rounding: 20 losses are equal; the first difference is at step 1, in the gradient norm; limits: "
+    )
     found = agreement_of(experiment, 0.0, moved=0, norm=1 + 4e-5, limit=2e-5)
     assert (found.state, found.detail) == (
         "FAIL",

@@ -146,6 +146,12 @@ def test_the_message_names_corpus_split_and_remedy(tmp_path):
         check_data(run_of(tmp_path, {"blend": {"text": 1.0}, "split": "98,1,1"}))
 
 
+def test_one_document_is_no_plural(tmp_path):
+    corpus(tmp_path, "text", documents=1)
+    with pytest.raises(UnusableInputError, match=r"corpus 'text' has 1 document, and with data\.split"):
+        check_data(run_of(tmp_path, {"blend": {"text": 1.0}, "split": "98,1,1"}))
+
+
 def test_a_split_that_the_recipe_brings_is_looked_at(tmp_path):
     corpus(tmp_path, "text", documents=20)
     run = run_of(tmp_path, {"blend": {"text": 1.0}}, recipe="r.py")

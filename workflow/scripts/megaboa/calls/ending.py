@@ -70,7 +70,7 @@ def conclude(results: str | Path) -> None:
     """Print the report's verdict and path as the last lines of a call; exit with an error if a check failed."""
     found = read(Checks, ExperimentFolder(Path(results)).checks)
     by_state = {"checks": found.counts.checks, "runs": found.counts.runs}
-    counts = "; ".join(f"{_count(states)} {what}" for what, states in by_state.items() if states)
+    counts = "; ".join(_count(states, what) for what, states in by_state.items() if states)
     say(f"{found.state}: {counts}\nreport: {Path(results) / 'report' / 'index.html'}")
     untold = (Fault(name=found.state, detail=""),) if found.state == "FAIL" else ()
     if failed := untold if found.failed is None else found.failed:
@@ -131,8 +131,10 @@ def report_after_failure(results: str | Path, report: str, command: str, needed:
     conclude(results)
 
 
-def _count(states: dict[str, int]) -> str:
-    """`all 7` if all passed, else the number of each state."""
+def _count(states: dict[str, int], what: str) -> str:
+    """`all 7 runs` if all passed, else the number of each state."""
+    total = sum(states.values())
+    noun = what.removesuffix("s") if total == 1 else what
     if set(states) == {"PASS"}:
-        return "all {PASS}".format(**states)
-    return ", ".join(f"{number} {state}" for state, number in states.items())
+        return f"{'all ' if total > 1 else ''}{total} {noun}"
+    return f"{', '.join(f'{number} {state}' for state, number in states.items())} {noun}"

@@ -103,7 +103,7 @@ class AgreementCheck(ReportCheck):
     reference: str
     tolerance: float
     max_difference: float | None = None
-    step: int | None = None  # of max_difference
+    step: int | None = None  # of max_difference, if that is above 0
     steps: int = 0
     max_grad_norm: float | None = None
     exact_steps: int = 0  # steps before tokens went to different experts

@@ -86,7 +86,7 @@ def _agreement(agreement: AgreementSpec, name: str, known: dict[str, RunResult])
         check = replace(
             check,
             max_difference=float(worst["difference"]),
-            step=int(worst["step"]),
+            step=int(worst["step"]) if worst["difference"] > 0 else None,
             steps=len(found),
             max_grad_norm=float(found["grad_norm"].max()),
             parts_at=_first(found, found[["difference", "grad_norm"]].gt(0).any(axis=1)),
@@ -212,8 +212,11 @@ def _above(
 
 def _small(check: AgreementCheck, found: pd.DataFrame, limits: Limits, before: np.ndarray, tied: bool) -> str:
     exact = found["difference"][before].max() if before.any() else 0.0
-    parts = f"within rounding: {check.exact_steps} steps agree to {exact:.1e}"
-    rest = f"the first difference is at step {check.parts_at}; limits: {limits.source}"
+    agree = f"{check.exact_steps} steps agree to {exact:.1e}" if exact else f"{check.exact_steps} losses are equal"
+    parts = f"within rounding: {agree}"
+    of_loss = found.loc[found["step"] == check.parts_at, "difference"].gt(0).any()
+    where = "" if of_loss else ", in the gradient norm"
+    rest = f"the first difference is at step {check.parts_at}{where}; limits: {limits.source}"
     if not tied:
         return f"{parts}; {rest}"
     steps = f"{check.flipped_steps} step{'s' if check.flipped_steps > 1 else ''}"

@@ -159,9 +159,9 @@ def check_documents(folder: RunFolder, split: str | None) -> None:
             is_split = split and corpus in (data.get("blend") or {})
             for name in empty_splits(split, dataset.documents) if is_split else ():
                 raise UnusableInputError(
-                    f"run {folder.name}: corpus {corpus!r} has {dataset.documents} documents{which}, and with "
-                    f"{named} {split!r} none of them is left for {name}. Take more documents, a larger share, or a "
-                    f"share of 0{'' if named == 'data.split' else ', by data.split'}."
+                    f"run {folder.name}: corpus {corpus!r} has {_counted(dataset.documents, 'document')}{which}, and "
+                    f"with {named} {split!r} none of them is left for {name}. Take more documents, a larger share, or "
+                    f"a share of 0{'' if named == 'data.split' else ', by data.split'}."
                 )
         if not manifest.examples and not any(part.tokens for part in manifest.datasets):
             raise UnusableInputError(
@@ -185,9 +185,14 @@ def check_examples(folder: RunFolder, split: str | None) -> None:
         shared = split and corpus in (folder.run.data.get("blend") or {})
         for name in empty_splits(split, manifest.documents) if shared else ():
             raise UnusableInputError(
-                f"run {folder.name}: corpus {corpus!r} has {manifest.documents} examples, and with data.split "
-                f"{split!r} none of them is left for {name}. Take more examples, a larger share, or a share of 0."
+                f"run {folder.name}: corpus {corpus!r} has {_counted(manifest.documents, 'example')}, and with "
+                f"data.split {split!r} none of them is left for {name}. Take more examples, a larger share, or a share "
+                f"of 0."
             )
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def empty_splits(split: str, documents: int) -> list[str]:
