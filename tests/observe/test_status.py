@@ -359,7 +359,26 @@ def test_the_script_prints_json_for_machines(experiment):
 def test_the_script_says_when_there_is_no_such_experiment(experiment):
     done = run_script(experiment, "tinny")
     assert done.returncode == 1
-    assert "no experiment `tinny`" in done.stderr
+    assert "no experiment or run `tinny`" in done.stderr
+
+
+def test_a_run_may_be_named_alone(experiment):
+    for name in ("tiny/busy", experiment.results / "runs" / "busy"):
+        found = json.loads(run_script(experiment, name, "--json").stdout)
+        assert [run["run"] for run in found["tiny"]] == ["busy"]
+    done = run_script(experiment, "tiny/bussy")
+    assert done.returncode == 1 and "no experiment or run `tiny/bussy`" in done.stderr
+
+
+def test_waiting_runs_whose_data_failed_point_to_the_doctor(experiment):
+    write_json(experiment.results / "specs" / "corpora" / "text.json", {})
+    log = experiment.results / "logs" / "data" / "text" / "sources.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("reads\n")
+    assert "megaboa doctor" not in run_script(experiment, "tiny").stdout
+    log.write_text("error: corpora.text.source: no such file\n")
+    assert "has failed: `megaboa doctor tiny` says why" in run_script(experiment, "tiny").stdout
+    assert "megaboa doctor" not in run_script(experiment, "tiny/busy").stdout, "it doesn't wait"
 
 
 def test_squeue_is_called_once_for_all_experiments(empty):

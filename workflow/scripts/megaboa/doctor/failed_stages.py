@@ -52,6 +52,11 @@ def failed(results: Path, over: bool | None = None) -> list[str]:
     return [line for job in jobs(results) if not job.manifest.exists() for line in told(job, over)]
 
 
+def keeps_runs_waiting(results: Path) -> bool:
+    """Whether a job before training has said why it failed. It takes no lock, so it may be called often."""
+    return any(told(job) for job in _before_training(results) if not job.manifest.exists())
+
+
 def jobs(results: Path) -> list[Job]:
     """Every job that the plan's specifications ask for, except for training."""
     return [*_before_training(results), *(job for run in _runs(results) for job in of_run(results, run))]

@@ -55,13 +55,15 @@ SHOWN = 10
 SHOWN_SCORE, SCORED_SAVES = 1.1, 3  # a rank is shown as slow if it is above this score at so many saves in a row
 
 
-def experiment_progress(results: str | Path, now: float | None = None, queue: Queue | None = None) -> list[Progress]:
-    """Progress of every run, in the order of the plan. `queue`: the scheduler's, queried just before."""
+def experiment_progress(
+    results: str | Path, now: float | None = None, queue: Queue | None = None, only: str | None = None
+) -> list[Progress]:
+    """Progress of every run, or `only` this one, in the order of the plan. `queue`: the scheduler's, queried just
+    before."""
     results = Path(results)
     jobs = trained_by(queue, results) if queue else {}
-    return [
-        run_progress(ExperimentFolder(results).run(run), now, queue, jobs.get(run, ())) for run in planned_runs(results)
-    ]
+    runs = [only] if only else planned_runs(results)
+    return [run_progress(ExperimentFolder(results).run(run), now, queue, jobs.get(run, ())) for run in runs]
 
 
 def planned_runs(results: Path) -> list[str]:
