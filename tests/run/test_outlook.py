@@ -69,7 +69,7 @@ def test_a_run_with_all_its_steps_is_not_trained_again(run, saved, outcome):
 def test_a_changed_run_trains_again_for_these_keys(run):
     trained_to(run(steps=60), 60, outcome="completed")
     why = "trains again from step 0: training.train_iters: 60 → 90"
-    assert outlook(run(steps=90)) == f"{why} (continue_from: itself would go on from step 60)"
+    assert outlook(run(steps=90)) == f"{why} (continue_from: itself would continue from step 60)"
     assert outlook(run(steps=90), restarts=True) == f"{why}; restart drops 60 steps"
     many = outlook(run(steps=90, lr=2e-3, device="cuda", world_size=2))
     assert many.startswith("trains again from step 0: ") and " and 2 more (" in many
@@ -88,7 +88,7 @@ def test_a_run_that_continues_in_place_goes_on_from_its_checkpoint(run):
     }
     folder = run(steps=90, parent=parent)
     write(folder.parent_manifest, made.trained(identity=identity.digest))
-    assert outlook(folder) == "goes on from its own step 60 (continue_from: itself)"
+    assert outlook(folder) == "continues from its own step 60 (continue_from: itself)"
     trained_to(folder, 70)
     assert outlook(folder) == "resumes at step 70 of 90"
 

@@ -29,7 +29,7 @@ def outlook(folder: RunFolder, restarts: bool = False) -> str | None:
     if not before.identity.exists() or not before.attempts:
         return None
     if folder.is_in_place:
-        return f"goes on from its own step {folder.run.parent.iteration} (continue_from: itself)"
+        return f"continues from its own step {folder.run.parent.iteration} (continue_from: itself)"
     changed = differences(read(Identity, before.identity), now.run, now.identity)
     if not changed:
         return f"trains again from {_start(folder)}: its checkpoints are in {before.path}, not in {folder.launch.store}"
@@ -38,7 +38,7 @@ def outlook(folder: RunFolder, restarts: bool = False) -> str | None:
     if restarts:
         rest = f"; restart drops {saved} steps"
     else:
-        rest = f" (continue_from: itself would go on from step {saved})" if saved else ""
+        rest = f" (continue_from: itself would continue from step {saved})" if saved else ""
     return f"trains again from {_start(folder)}: {', '.join(changed[:SHOWN])}{more}{rest}"
 
 

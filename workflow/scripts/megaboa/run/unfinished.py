@@ -104,7 +104,7 @@ def explain(run: str, work: Sequence[Unfinished]) -> str:
 def ways(restart: str) -> str:
     """The user's options; `restart` is the command for the last one."""
     return (
-        "Undo the change to resume it, go on from there with the change (continue_from: itself), or restart it: "
+        "Undo the change to resume it, continue from there with the change (continue_from: itself), or restart it: "
         f"{restart}"
     )
 
