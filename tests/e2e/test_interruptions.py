@@ -161,7 +161,7 @@ def test_ctrl_c_ends_the_ranks_and_closes_the_ledger(workspace, quiet):
     process = workspace.start("pretrain", "--configfile", config)
     ranks = workspace.wait_for_step("ctrlc", "dp2", KILLED_AT)
     os.killpg(process.pid, signal.SIGINT)
-    output = process.communicate(timeout=60)[0]
+    output = process.communicate(timeout=240)[0]
     assert gone(ranks)
     end = attempts(workspace, "ctrlc")[-1]
     stopped = f"dp2 stopped at step {end['last_step']} of {STEPS}, saved; the same call resumes it"
