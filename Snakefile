@@ -39,7 +39,7 @@ rule all:
 
 onstart:
     beginning.begin(
-        PLAN, workflow, RULE_NAME("train"), RULE_NAME("capture"), RESTARTED
+        PLAN, LOADED, workflow, RULE_NAME("train"), RULE_NAME("capture"), RESTARTED
     )
 
 

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from megaboa.calls.beginning import require_cluster
+from megaboa.calls.beginning import require_cluster, require_gpus
+from megaboa.config import load
 
 
 def plan(**nodes):
@@ -27,6 +28,45 @@ def test_several_nodes_are_had_from_slurm_only():
 def test_what_starts_no_ranks_needs_no_nodes():
     require_cluster(plan(one=1, two=2), "local", set())
     require_cluster(plan(one=1, two=2), "local", {"one"})
+
+
+SMALLEST = """models:
+  dense: {config: {model_type: llama}, tokenizer: owner/name}
+corpora:
+  text: {source: python-stdlib}
+training: {train_iters: 1000}
+"""
+
+
+@pytest.fixture
+def no_gpu(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+
+
+def test_ranks_for_gpus_do_not_start_on_a_machine_without_any(tmp_path, no_gpu):
+    mine = tmp_path / "mine.yaml"
+    mine.write_text(SMALLEST)  # the device is its default
+    with pytest.raises(SystemExit) as ended:
+        require_gpus(load([mine]), "local", {"dense"})
+    assert str(ended.value) == (
+        f"{mine}: device: is cuda, and this machine has no GPU: set it to auto or cpu, or call "
+        "`snakemake --profile slurm` on a cluster; what comes before training works here too "
+        "(`snakemake preflight`, `data`, `import`)"
+    )
+    mine.write_text(SMALLEST + "device: cuda\n")
+    with pytest.raises(SystemExit, match=r"mine\.yaml:6: device: is cuda"):
+        require_gpus(load([mine]), "local", {"dense"})
+
+
+def test_gpus_are_needed_where_ranks_start(tmp_path, no_gpu, monkeypatch):
+    mine = tmp_path / "mine.yaml"
+    mine.write_text(SMALLEST)
+    require_gpus(load([mine], {"device": "cpu"}), "local", {"dense"})
+    require_gpus(load([mine]), "local", set())
+    require_gpus(load([mine]), "slurm", {"dense"})
+    monkeypatch.setenv("SLURM_JOB_ID", "7")  # the job's nodes may have them
+    require_gpus(load([mine]), "local", {"dense"})
 
 
 SIGTERM_WHILE_IT_SELECTS_JOBS = """

@@ -233,7 +233,7 @@ def test_a_driver_that_is_too_old_for_torch(plan_file, machine, torch_of, driver
     if needed:
         why = f"this machine's driver {driver} is too old for torch's CUDA {cuda}, which needs {needed} or newer"
         assert auto.experiment.device == "cpu" and auto.notes == (f"device: auto is cpu: {why}",)
-        assert named.notes == (f"device: cuda can't be used here: {why}",)
+        assert named.notes == (f"warning: device: cuda can't be used here: {why}",)
     else:
         assert auto.experiment.device == "cuda" and named.notes == ()
 
@@ -247,6 +247,18 @@ def test_an_old_driver_is_said_of_this_machine_alone(plan_file, machine, torch_o
     assert len(make_plan(device.settle(loaded)).notes) == 1
     image = loaded.experiment.image.model_copy(update={"runtime": "apptainer"})
     assert device.find(loaded.experiment.model_copy(update={"image": image}), None).device == "cuda"
+
+
+def test_a_machine_without_gpus_is_a_warning_where_ranks_would_start_on_it(plan_file, machine, monkeypatch):
+    """Not where a cluster trains, nor in a job, whose nodes may have what this machine hasn't."""
+    machine(0)
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    loaded = load([plan_file], {"device": "cuda"})
+    assert device.settle(loaded).notes == ("warning: device: cuda can't be used here: this machine has no GPU",)
+    assert device.settle(loaded, partition="train").notes == ()
+    assert device.settle(load([plan_file], {"device": "cpu"})).notes == ()
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    assert device.settle(loaded).notes == ()
 
 
 def test_torchs_cuda_is_read_from_its_file():

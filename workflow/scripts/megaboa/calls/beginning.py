@@ -13,7 +13,8 @@ from typing import Any
 
 from megaboa.calls import say
 from megaboa.calls.lock import require_claim
-from megaboa.plan import Plan, restarts, screen
+from megaboa.config import LoadedExperiment
+from megaboa.plan import Plan, device, restarts, screen
 from megaboa.plan.screen import describe, submission
 from megaboa.run import bad_nodes
 from megaboa.run.identity import is_trained
@@ -47,12 +48,16 @@ def in_a_thread(handler: Callable[[Any], None]) -> Callable[..., None]:
     return handle
 
 
-def begin(plan: Plan, workflow: Any, train: str, capture: str, restarted: Collection[str]) -> None:
+def begin(
+    plan: Plan, loaded: LoadedExperiment, workflow: Any, train: str, capture: str, restarted: Collection[str]
+) -> None:
     """Checks and preparations before the first job of a call. `train`, `capture`: the rules that start ranks."""
     executor = workflow.executor_plugin.name
     require_claim()
     use_zygote(plan, executor)
-    require_cluster(plan, executor, starting(workflow.dag, {train, capture}))
+    runs = starting(workflow.dag, {train, capture})
+    require_cluster(plan, executor, runs)
+    require_gpus(loaded, executor, runs)
     for line in restarts.outlooks(plan, "results", starting(workflow.dag, {train}), restarted):
         say(line)
     if executor == cluster().profile:  # nobody else may be left to update the nodes that waiting jobs avoid
@@ -71,6 +76,17 @@ def require_cluster(plan: Plan, executor: str, starting: Collection[str]) -> Non
             f"call `snakemake --profile {cluster().profile}`, or set it to 1; what comes before training works here "
             f"too (`snakemake preflight`, `data`, `import`)"
         )
+
+
+def require_gpus(loaded: LoadedExperiment, executor: str, starting: Collection[str]) -> None:
+    """Exit if ranks would start on the GPUs of this machine, which has none. Called before the first job.
+
+    `starting`: the runs whose ranks this call will start. Earlier stages need no GPU.
+    """
+    if starting and executor == "local" and (why := device.unfit(loaded.experiment)):
+        remedy = f"set it to auto or cpu, or call `snakemake --profile {cluster().profile}` on a cluster"
+        here = "what comes before training works here too (`snakemake preflight`, `data`, `import`)"
+        sys.exit(str(loaded.problem(("device",), f"is cuda, and {why}: {remedy}; {here}")))
 
 
 def use_zygote(plan: Plan, executor: str) -> None:

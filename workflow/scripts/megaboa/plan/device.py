@@ -15,6 +15,7 @@ from megaboa.scheduler.answers import UnreachableError
 from megaboa.scheduler.registry import cluster
 
 AUTO = "auto"
+NO_GPU = "this machine has no GPU"
 KERNELS = "transformer_engine"  # models for GPUs are built from its modules
 DRIVER = Path("/dev/nvidiactl")
 ASK_SECONDS = 120  # for torch to be imported and look for GPUs
@@ -53,13 +54,24 @@ def settle(loaded: LoadedExperiment, partition: str | None = None, config_file: 
     )
 
 
+def unfit(experiment: Experiment) -> str | None:
+    """The reason why ranks that start here can't have the experiment's GPUs; None if they can.
+
+    In a job they start on its nodes, about which this machine says nothing.
+    """
+    if experiment.device != "cuda" or cluster().in_job(os.environ) or gpus_here():
+        return None
+    return NO_GPU
+
+
 def _doubted(loaded: LoadedExperiment) -> LoadedExperiment:
-    """Note a driver that is too old.
+    """Note a machine without GPUs, or a driver that is too old.
 
     That is no error, because a call may only look at the plan here, or make a report.
     """
-    why = _old_driver(loaded.experiment) if loaded.experiment.device == "cuda" else None
-    return replace(loaded, notes=(f"device: cuda can't be used here: {why}", *loaded.notes)) if why else loaded
+    why = unfit(loaded.experiment) or (_old_driver(loaded.experiment) if loaded.experiment.device == "cuda" else None)
+    note = f"warning: device: cuda can't be used here: {why}"
+    return replace(loaded, notes=(note, *loaded.notes)) if why else loaded
 
 
 def _of_call(config_file: Path | None) -> Found | None:
@@ -70,7 +82,7 @@ def _of_call(config_file: Path | None) -> Found | None:
 def find(experiment: Experiment, partition: str | None) -> Found:
     here = gpus_here() if partition is None else None
     if here == 0:
-        return Found("cpu", "this machine has no GPU")
+        return Found("cpu", NO_GPU)
     if why := _without_kernels(experiment):
         return Found("cpu", f"this machine has {_gpus(here)}, but {why}" if here else why)
     if here is None:
