@@ -111,7 +111,7 @@ def both(folder):
             by_stage = {stage.number: parameters.of_stage(facts, stage) for stage in stages(facts)}
             answer["estimated"] = [[by_stage[s].dense, by_stage[s].expert] for s in range(facts.layout.pp)]
         except Exception as error:
-            answer["bridge"] = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            answer["bridge"] = preflight._objection(error)
     if answer["bridge"] and not answer["rules"]:
         checked, _ = preflight.check_run(RunFolder(folder.path), {})
         answer["preflight"] = records.plain(checked)

@@ -324,11 +324,25 @@ CASES = {
     },
     "a field that a part doesn't have": {
         "run": {"overrides": {"straggler.no_such": 1}},
-        "refused": "Could not override 'straggler.no_such'",
+        "refused": "overrides.straggler.no_such: 1: Bridge has no such field",
+    },
+    "fields that are spelled wrong": {
+        "run": {"overrides": {"model.hiden_dropout": 0.1, "ddp.bucket_size": 1000, "modle.hidden_dropout": 0.1}},
+        "refused": "overrides.model.hiden_dropout: 0.1: Bridge has no such field; did you mean "
+        "overrides.model.hidden_dropout?; overrides.modle.hidden_dropout: 0.1: Bridge has no such field; did you mean "
+        "overrides.model.hidden_dropout?",
+    },
+    "a field that is spelled wrong, and that a key sets": {
+        "run": {"overrides": {"model.sequence_lenght": 64, "model.seq_lenght": 64}},
+        "refused": "overrides.model.seq_lenght: 64: Bridge has no such field; did you mean training.seq_length?",
+    },
+    "a field of a number": {
+        "run": {"overrides": {"model.hidden_size.x": 1}},
+        "refused": "overrides.model.hidden_size.x: 1: model.hidden_size is 32 here, and has no fields",
     },
     "no mixed precision is fp32": {
         "run": {"overrides": {"mixed_precision.grad_reduce_in_fp32": True}},
-        "refused": "Could not override 'mixed_precision.grad_reduce_in_fp32'",
+        "refused": "overrides.mixed_precision.grad_reduce_in_fp32: true: mixed_precision is None here, and has no",
     },
     "a choice of Bridge's, which leaves the word": {
         "run": {"overrides": {"model.attention_backend": "unfused"}},

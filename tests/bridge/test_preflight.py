@@ -130,6 +130,7 @@ BRIDGES_ALONE = {
         "overrides": {**OFFLOADED, "model.offload_modules": ["core_attn"], "model.transformer_impl": "local"}
     },
     "offloading without the op fuser": {"overrides": {**OFFLOADED, "model.offload_modules": ["fused_group_mlp"]}},
+    "a field that Bridge doesn't have": {"overrides": {"model.hiden_dropout": 0.1}},
     "a recipe of another model": {"model": "recipes/gpt_tiny.py", "of": "moe"},
     "a recipe that changes the model": {"model": READS, "of": "dense", "args": {"changes": {"rotary_base": 5000.0}}},
     "deferred gradients, not fused": {
@@ -282,6 +283,12 @@ def test_a_recipe_of_another_model_is_told_where_they_differ(answers):
     assert said.endswith("set the fields by overrides, or remove the folder from models.moe")
     (said,) = answers["a recipe that changes the model"]["preflight"]["reasons"]
     assert "says: model.rotary_base is 5000.0 in the recipe and 10000.0 there (rope_theta). Name the recipe" in said
+
+
+def test_an_override_is_refused_by_its_key(answers):
+    assert answers["a field that Bridge doesn't have"]["preflight"]["reasons"] == [
+        "overrides.model.hiden_dropout: 0.1: Bridge has no such field; did you mean overrides.model.hidden_dropout?"
+    ]
 
 
 def test_the_loss_that_a_recipe_asks_for_is_known(answers):

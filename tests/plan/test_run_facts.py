@@ -1,8 +1,11 @@
 """From an experiment to findings: where each is shown, and what is left out where that was asked for."""
 
+import json
+
 import pytest
 
 from megaboa.check import refusals
+from megaboa.check.facts import FIELDS, OVERWRITTEN
 from megaboa.config import ConfigError
 from megaboa.plan import specifications
 from megaboa.plan.quantities import Quantities
@@ -82,6 +85,48 @@ def test_overrides_count_too(plan_of):
     more = "overrides: {model.recompute_granularity: full, model.recompute_method: uniform}"
     with pytest.raises(ConfigError, match=r"overrides.model.recompute_num_layers: is null with full recomputation"):
         plan_of(more, **{"training.train_iters": 10})
+
+
+SPARSE = "{model_type: qwen3_moe, num_experts: 4, num_experts_per_tok: 2, moe_intermediate_size: 32}"
+
+
+def said_of(plan_of, field, value):
+    """The problem of an override in a sparse model's run on GPUs, whose memory is estimated; None if it has none."""
+    more = f"device: cuda\nresources: {{gpu: h100-80g}}\nmodels: {{dense: {{config: {SPARSE}}}}}\n"
+    try:
+        plan_of(f"{more}overrides: {{{field}: {json.dumps(value)}}}")
+    except ConfigError as error:
+        return str(error.problems[0])
+    return None
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "problem"),
+    [
+        ("model.hidden_dropout", "lots", "'lots' is not a number"),
+        ("model.hidden_dropout", 0, None),
+        ("model.hidden_dropout", None, None),
+        ("model.num_layers", True, "true is not a whole number"),
+        ("model.num_layers", 2.5, "2.5 is not a whole number"),
+        ("model.gated_linear_unit", None, "null is not true or false"),
+        ("model.normalization", "LayerNorm", None),
+        ("model.recompute_modules", 5, "5 is not a list of text"),
+        ("model.recompute_modules", "core_attn", None),
+        ("model.moe_layer_freq", [0, 1], None),
+        ("model.moe_layer_freq", 2, None),
+        ("model.pipeline_model_parallel_layout", [1], "[1] is not text, or a list with a list for each stage"),
+        ("model.a_field_that_no_fact_has", {"any": ["value"]}, None),
+    ],
+)
+def test_an_override_of_another_type(plan_of, field, value, problem):
+    said = said_of(plan_of, field, value)
+    assert said == problem or (problem and said.endswith(f"more.yaml:4: overrides.{field}: {problem}"))
+
+
+def test_no_override_breaks_the_plan(plan_of):
+    for field in (*FIELDS.values(), *OVERWRITTEN.values()):
+        for value in ("lots", 0.5, None, [["x"]]):
+            said_of(plan_of, field, value)
 
 
 def test_options_of_sbatch_that_contradict_the_layout(plan_of):

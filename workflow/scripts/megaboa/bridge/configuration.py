@@ -7,6 +7,7 @@ gets the result of both. Preflight uses `build` alone.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import enum
 import functools
 import inspect
@@ -14,6 +15,7 @@ import os
 import signal
 import typing
 from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,13 +24,14 @@ import torch
 from megatron.bridge.recipes.common import _pretrain_common
 from megatron.bridge.training.config import CheckpointConfig, ConfigContainer
 from megatron.bridge.training.mixed_precision import get_mixed_precision_config
-from megatron.bridge.training.utils.omegaconf_utils import process_config_with_overrides
+from megatron.bridge.training.utils.omegaconf_utils import create_omegaconf_dict_config, process_config_with_overrides
 from megatron.core.dist_checkpointing.strategies.nvrx import has_nvrx_async_support
 
 from megaboa.bridge import datasets, image_text, kernels, recipe_models, tuning, wheels
 from megaboa.bridge.convert import bridge_of, provider_of
-from megaboa.bridge.overrides import hydra_overrides
-from megaboa.fields import BRIDGE_FIELDS
+from megaboa.bridge.overrides import hydra_overrides, hydra_value
+from megaboa.errors import InputError
+from megaboa.fields import BRIDGE_FIELDS, key_of
 from megaboa.paths import RunFolder
 from megaboa.records import ImportRecord, LaunchSpec, ModelSource, Parent, ProfileSpec, RunSpec, Tokenizer, Tree, read
 from megaboa.store_paths import AttemptFolder, RunStore
@@ -233,12 +236,45 @@ def override(config: ConfigContainer, overrides: Tree) -> ConfigContainer:
     if not overrides:
         return config
     _add_parts(config, overrides)
-    changed = process_config_with_overrides(config, cli_overrides=hydra_overrides(overrides))
+    try:
+        changed = process_config_with_overrides(config, cli_overrides=hydra_overrides(overrides))
+    except Exception:  # whose class depends on Bridge's version
+        if refused := list(_refusals(config, overrides)):
+            raise InputError("; ".join(refused)) from None
+        raise
     for name in overrides:
         if choices := _choices(changed, name):
             _choose(changed, name, choices)
     _keep_overlaps(changed, overrides)
     return changed
+
+
+def _refusals(config: ConfigContainer, overrides: Tree) -> Iterator[str]:
+    """Overrides of fields that Bridge doesn't have. Its own error names only the first, and recommends Hydra's `+`."""
+    tree, _ = create_omegaconf_dict_config(config)
+    for name, value in overrides.items():
+        if why := _no_such_field(config, tree, name):
+            yield f"overrides.{name}: {hydra_value(value)}: {why}"
+
+
+def _no_such_field(config: ConfigContainer, tree: Any, name: str) -> str | None:
+    """What is wrong with a field's name, with the nearest that exists; None if nothing is."""
+    parts = name.split(".")
+    for number, part in enumerate(parts):
+        if not isinstance(tree, Mapping):
+            return f"{'.'.join(parts[:number])} is {tree!r} here, and has no fields"
+        if part not in tree:
+            near = difflib.get_close_matches(part, map(str, tree), n=1)
+            break
+        tree = tree[part]
+    else:
+        return None
+    if _value(config, name) is not None:
+        return "is an object, which an override can't set"
+    if not near:
+        return "Bridge has no such field"
+    field = ".".join([*parts[:number], *near, *parts[number + 1 :]])
+    return f"Bridge has no such field; did you mean {key_of(field) or f'overrides.{field}'}?"
 
 
 def _keep_overlaps(config: ConfigContainer, overrides: Tree) -> None:
@@ -277,7 +313,7 @@ def _choose(config: ConfigContainer, name: str, choices: type[enum.Enum]) -> Non
     if word is None or isinstance(word, choices):
         return
     if not isinstance(word, str) or word not in choices.__members__:
-        raise ValueError(f"overrides.{name}: there is no {word!r}; one of {', '.join(choices.__members__)}")
+        raise InputError(f"overrides.{name}: there is no {word!r}; one of {', '.join(choices.__members__)}")
     _set(config, name, choices[word])
 
 
@@ -305,7 +341,7 @@ def _made(kind: type, part: str, values: Tree) -> Any:
     fields = [one for one in dataclasses.fields(kind) if one.init]
     needed = [one.name for one in fields if one.default is one.default_factory is dataclasses.MISSING]
     if missing := [f"{part}.{name}" for name in needed if name not in values]:
-        raise ValueError(f"overrides: {part} isn't set here, and needs {' and '.join(missing)} too")
+        raise InputError(f"overrides: {part} isn't set here, and needs {' and '.join(missing)} too")
     return kind(**{one.name: values[one.name] for one in fields if one.name in values})
 
 

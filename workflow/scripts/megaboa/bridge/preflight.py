@@ -15,6 +15,7 @@ from megaboa.bridge.process import playing_rank_0_of
 from megaboa.check import needs_image
 from megaboa.check.facts import Facts
 from megaboa.data import hub
+from megaboa.errors import InputError
 from megaboa.paths import RunFolder
 from megaboa.records import LaunchSpec, RunCheck, RunSpec, Tree, plain
 
@@ -194,8 +195,9 @@ def _of_version(inside: needs_image.Packages | None) -> Iterator[None]:
 
 
 def _objection(error: Exception) -> str:
-    """Bridge's error message, in one line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+    """Bridge's error message, or ours, in one line."""
+    said = " ".join(str(error).split())
+    return said if isinstance(error, InputError) else f"{type(error).__name__}: {said}"
 
 
 def _failed(*reasons: str) -> RunCheck:

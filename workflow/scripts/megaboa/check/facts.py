@@ -6,6 +6,8 @@ None means not known yet. Each fact has its field in Bridge's ConfigContainer.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import typing
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -325,6 +327,66 @@ def with_overrides(facts: Facts, overrides: Tree) -> Facts:
     if any(name.startswith("comm_overlap.") for name in overrides):
         overrides = {**dict.fromkeys(OVERWRITTEN.values()), **overrides}
     return overlay(facts, overrides.__getitem__, overrides.__contains__)
+
+
+def not_a(field: str, value: Any) -> str | None:
+    """What an override's value would have to be, such as `a number`; None if it is that, or if no fact has the field.
+
+    Facts of other types would break the rules' arithmetic.
+    """
+    fact = _FACT_OF.get(field)
+    if fact is None:
+        return None
+    section, name = fact.split(".")
+    declared = _declared(section)[name]
+    kinds = set(typing.get_args(declared) or (declared,)) - {type(None)}
+    if value is None and (type(None) in typing.get_args(declared) or _plain(name, None, Facts()) is not None):
+        return None
+    words, is_right = _FORMS.get(name) or next(_KINDS[kind] for kind in _KINDS if kind in kinds)
+    return None if is_right(value) else words
+
+
+@functools.cache
+def _declared(section: str) -> dict[str, Any]:
+    return typing.get_type_hints(type(getattr(Facts(), section)))
+
+
+def _is_whole(value: Any) -> bool:
+    return type(value) is int  # True is an int too
+
+
+def _is_list(value: Any, of: Callable[[Any], bool]) -> bool:
+    return isinstance(value, list | tuple) and all(map(of, value))
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+Form = tuple[str, Callable[[Any], bool]]  # what a value must be, in words and as a test
+_FACT_OF = {field: fact for fact, field in (*FIELDS.items(), *OVERWRITTEN.items(), *OVERWRITTEN_IN_SHARDS.items())}
+_KINDS: dict[type, Form] = {
+    bool: ("true or false", lambda value: isinstance(value, bool)),
+    float: ("a number", lambda value: _is_whole(value) or isinstance(value, float)),
+    int: ("a whole number", _is_whole),
+    str: ("text", _is_text),
+}
+_NAMES: Form = ("a list of text", lambda value: _is_text(value) or _is_list(value, _is_text))
+_NUMBERS: Form = ("a list of whole numbers", lambda value: _is_list(value, _is_whole))
+# Facts whose field has another type, or that are lists.
+_FORMS: dict[str, Form] = {
+    "norm_bias": _KINDS[str],
+    "cp_comm": ("text or a list of text", _NAMES[1]),
+    "recompute_modules": _NAMES,
+    "graph_modules": _NAMES,
+    "ranks": _NUMBERS,
+    "rampup": _NUMBERS,
+    "moe_layers": ("a whole number, or a list of 0 and 1", lambda value: _is_whole(value) or _NUMBERS[1](value)),
+    "stages": (
+        "text, or a list with a list for each stage",
+        lambda value: _is_text(value) or _is_list(value, lambda stage: _is_list(stage, _is_text)),
+    ),
+}
 
 
 def _plain(name: str, value: Any, facts: Facts) -> Any:

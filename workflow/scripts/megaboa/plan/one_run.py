@@ -11,12 +11,13 @@ from pydantic import ValidationError, create_model
 
 from megaboa import blends, files, model_kinds
 from megaboa.check import experts, pipeline, refusals, table, tensors
-from megaboa.check.facts import Facts
+from megaboa.check.facts import Facts, not_a
 from megaboa.check.facts import Model as ModelFacts
 from megaboa.check.rule import Finding, Rule, finding
 from megaboa.config import Experiment, LoadedExperiment, check, keys
 from megaboa.config.models.model import Model, Tokenizer
 from megaboa.config.models.section import Section
+from megaboa.config.problems import show
 from megaboa.config.sweep import piece
 from megaboa.config.yaml_file import dotted
 from megaboa.layout import Layout
@@ -75,6 +76,8 @@ class RunPlanner:
         except ValidationError as error:
             for path, message in check.messages(error, raw):
                 self.problems.add(self.problems.place_of(path, choice), message, choice.name)
+            return None
+        if not self.check_overrides(config.overrides, choice):
             return None
         quantities = Quantities(raw, own_defaults, params)
         facts = facts_of(config, quantities, self.hf_config(model, definition))
@@ -193,6 +196,14 @@ class RunPlanner:
             self.problems.add(path, message, choice.name)
             return raw
         return {**raw, "training": training}
+
+    def check_overrides(self, overrides: Tree, choice: Choice) -> bool:
+        """Report overrides that rules and estimates can't read. Names and all other values are Bridge's to check."""
+        wrong = {field: words for field, value in overrides.items() if (words := not_a(field, value))}
+        for field, words in wrong.items():
+            message = f"{show(overrides[field])} is not {words}"
+            self.problems.add(self.problems.place_of(("overrides", field), choice), message, choice.name)
+        return not wrong
 
     def check_rules(self, facts: Facts, choice: Choice) -> list[Finding]:
         """Report the rules that the run breaks.
