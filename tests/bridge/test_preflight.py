@@ -94,6 +94,7 @@ OURS_ALONE = {
         "parallel": {"tp": 2},
         "overrides": {"model.num_query_groups": 6},
     },
+    "rotary_positions_turn_pairs": {"overrides": {"model.kv_channels": 15}},
     "sequence_divides_over_tensor_ranks": {
         "parallel": {"tp": 2, "sp": True},
         "training": {"seq_length": 63},

@@ -239,6 +239,14 @@ CASES = {
         {"seq_length": 1024, "max_length": 1024, "learned_positions": True, "pretrained": True},
         {"seq_length": 512, "max_length": 1024},
     ),
+    "rotary_positions_turn_pairs": Case(
+        {"head_dim": 15, "rotary": 1.0},
+        "model.kv_channels",
+        "15 numbers of a head are turned by rotary positions, in pairs, and that is odd",
+        (14, 16),
+        {"head_dim": 15, "rotary": 0.5},  # 7 of them, and room for an eighth
+        {"head_dim": 15},
+    ),
     "low_precision_is_aligned": Case(
         {"precision": FP8, "ffn": 2064, "tp": 2},
         "parallel.tp",
@@ -863,6 +871,7 @@ OTHER_ERRORS = [
     ("graph_scope_fits_the_implementation", {"graphs": "full_iteration", "graph_modules": ("attn",)}),
     ("interleaved_stages_have_micro_batches", {**INTERLEAVED, "gbs": 8, "group": 6}),
     ("low_precision_is_aligned", {"precision": "bf16_with_mxfp8_mixed", "seq_length": 1000, "mbs": 1}),
+    ("rotary_positions_turn_pairs", {"latent": True, "head_dim": 16, "qk_position_dim": 7, "rotary": 1.0}),
     ("recomputation_is_complete", {"recompute": "full"}),
     ("recomputation_is_complete", {"recompute": "some"}),
     ("recomputation_is_complete", {"recompute": "selective", "recompute_layers": 2}),

@@ -72,8 +72,8 @@ def test_sweeping_a_model_that_a_run_does_not_train_is_no_difference(plan_of: Pl
 
 def test_names_of_models_may_hold_dots(plan_of: PlanOf) -> None:
     text = "models: {q-2.5: {tokenizer: bpe, config: {model_type: llama}}}\nmodel: q-2.5\n"
-    plan = plan_of(text + "sweep: {grid: {models.q-2.5.config.hidden_size: [32]}}")
-    assert plan.runs[0].model == "q-2.5-h32"
+    plan = plan_of(text + "sweep: {grid: {models.q-2.5.config.hidden_size: [64]}}")
+    assert plan.runs[0].model == "q-2.5-h64"
 
 
 def test_a_derived_model_may_not_take_the_name_of_another(plan_of: PlanOf) -> None:

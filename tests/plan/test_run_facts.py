@@ -129,6 +129,26 @@ def test_no_override_breaks_the_plan(plan_of):
             said_of(plan_of, field, value)
 
 
+@pytest.mark.parametrize(
+    ("config", "refused"),
+    [
+        ("{head_dim: 15}", True),
+        ("{hidden_size: 60}", True),  # in four heads
+        ("{head_dim: 16}", False),
+        ("{head_dim: 15, partial_rotary_factor: 0.5}", False),
+        ("{head_dim: 15, rope_parameters: {partial_rotary_factor: 0.5}}", False),
+        ("{head_dim: 15, model_type: glm4_moe}", False),  # half of a head by default
+    ],
+)
+def test_heads_that_rotary_positions_cannot_turn(plan_of, config, refused):
+    models = f"models: {{dense: {{params: 1, config: {config}}}}}\n"
+    if not refused:
+        plan_of(models)
+        return
+    with pytest.raises(ConfigError, match=r": 15 numbers of a head .* is odd; nearest: 14 or 16 \[rotary_"):
+        plan_of(models)
+
+
 def test_options_of_sbatch_that_contradict_the_layout(plan_of):
     with pytest.raises(ConfigError, match=r"resources.slurm_extra: asks for 4 .* 1: remove it"):
         plan_of("resources: {slurm_extra: '--exclusive --ntasks-per-node=4'}", **{"training.train_iters": 10})

@@ -25,6 +25,7 @@ FP8 = {
     "blockwise": "bf16_with_fp8_subchannel_scaling_mixed",
     "mxfp8": "bf16_with_mxfp8_mixed",
 }
+ROTARY = ("rope", "yarn", "mrope")
 _ABSENT = object()
 
 
@@ -32,6 +33,7 @@ def facts_of(config: ConfigContainer, run: RunSpec, launch: LaunchSpec, profile:
     wanted, model = launch.checkpoint, config.model
     kind = forward_steps.kind_of(model, run)
     saved = wanted.get("save_interval", config.checkpoint.save_interval)
+    positions = getattr(model, "position_embedding_type", None)
     facts = Facts(
         layout=Layout(world_size=run.world_size, fsdp=_fsdp(config)),
         model=Model(
@@ -39,7 +41,8 @@ def facts_of(config: ConfigContainer, run: RunSpec, launch: LaunchSpec, profile:
             family=((run.model.get("config") or {}).get("model_type")),
             max_length=getattr(model, "max_position_embeddings", None),
             hybrid=kind.name == "hybrid" or bool(getattr(model, "per_layer_embed_dim", None)),
-            learned_positions=getattr(model, "position_embedding_type", None) == "learned_absolute",
+            learned_positions=positions == "learned_absolute",
+            rotary=getattr(model, "rotary_percent", None) if positions in ROTARY else None,
             tokenizer_vocab=_with_marks(tokenizer_vocabulary(config), config.dataset),
             pretrained=run.is_pretrained,
         ),

@@ -36,6 +36,7 @@ class Model:
     vocab_multiple: int = 128  # Bridge pads to this times tp
     max_length: int | None = None
     learned_positions: bool = False
+    rotary: float | None = None  # the part of a head that rotary positions turn; None: none, or not known
     tied: bool | None = None
     gated: bool = True
     bias: bool = False

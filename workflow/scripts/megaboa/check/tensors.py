@@ -95,6 +95,20 @@ def sequence_fits_the_positions(f: Facts) -> Broken | None:
     return warning("training.seq_length", text, (longest,))
 
 
+def rotary_positions_turn_pairs(f: Facts) -> Broken | None:
+    """Rotary positions turn the numbers of a head in pairs, and a head has room for the last pair: megatron-core rounds
+    an odd part up, and the first step fails if that exceeds the head."""
+    model = f.model
+    field, head = ("qk_pos_emb_head_dim", model.qk_position_dim) if model.latent else ("kv_channels", model.head_dim)
+    if head is None or model.rotary is None:
+        return None
+    turned = int(head * model.rotary) if model.rotary < 1 else head
+    if turned + turned % 2 <= head:
+        return None
+    text = f"{head} numbers of a head are turned by rotary positions, in pairs, and that is odd"
+    return Broken(f"model.{field}", text, multiples(head, 2))
+
+
 def low_precision_is_aligned(f: Facts) -> Broken | None:
     """In a quantized matrix product the width is a multiple of 16 and the tokens of 8 (FP8), both of 32 (MXFP8, NVFP4);
     Transformer Engine asserts it in the first step, on the GPU only."""
@@ -149,6 +163,7 @@ RULES = (
     sequence_divides_over_context,
     sequence_divides_over_tensor_ranks,
     sequence_fits_the_positions,
+    rotary_positions_turn_pairs,
     low_precision_is_aligned,
     one_kind_of_half_precision,
     tensor_overlap_is_not_switched_off,

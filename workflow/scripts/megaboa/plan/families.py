@@ -92,6 +92,12 @@ def has_qk_norm(hf_config: Config) -> bool:
     return bool(hf_config.get("use_qk_norm") or hf_config.get("model_type") in QK_NORM)
 
 
+def is_wholly_rotary(hf_config: Config) -> bool:
+    """Whether positions are known to turn whole heads. Other families have defaults that aren't known here."""
+    parts = (hf_config, hf_config.get("rope_parameters") or {})
+    return hf_config.get("model_type") in _LAYERS and all("partial_rotary_factor" not in one for one in parts)
+
+
 def with_defaults(hf_config: Config) -> Config:
     """The config completed with transformers' defaults; unchanged for a family that isn't known here."""
     return {**_DEFAULTS.get(str(hf_config.get("model_type")), {}), **hf_config}

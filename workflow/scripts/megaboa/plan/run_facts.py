@@ -16,7 +16,7 @@ from megaboa.launch.nsys import has_nsys
 from megaboa.layout import DENSE, NAMES, Layout
 from megaboa.paths import ExperimentFolder
 from megaboa.plan import tasks
-from megaboa.plan.families import FUSED_ACTIVATION, has_qk_norm, with_defaults
+from megaboa.plan.families import FUSED_ACTIVATION, has_qk_norm, is_wholly_rotary, with_defaults
 from megaboa.plan.plan import Run
 from megaboa.plan.quantities import Quantities
 from megaboa.records import Preflight, Tree, read_if_there
@@ -165,6 +165,7 @@ def _model(hf_config: Tree | None, tokenizer_vocab: int | None, pretrained: bool
         vocab_size=vocabulary,
         vocab_multiple=math.gcd(vocabulary or 0, 128),  # as Bridge's converters do it
         max_length=c.get("max_position_embeddings"),
+        rotary=1.0 if is_wholly_rotary(c) else None,
         tied=tied,
         qk_norm=has_qk_norm(c),
         experts=experts,
