@@ -958,6 +958,15 @@ def test_errors_come_before_warnings_and_say_which_rule_was_broken():
     assert found[0].sentence.startswith("The number of ranks is a multiple of tp * pp * cp")
 
 
+def test_nothing_is_proposed_that_fits_a_refused_size():
+    found = {one.rule: str(one) for one in table.check(facts(world_size=1, tp=3, heads=4, vocab_rows=512))}
+    assert "; nearest: 2 or 4 [" in found["heads_divide"]
+    assert "nearest" not in found["one_copy_of_the_model_at_least"] + found["vocabulary_divides"]
+    found = {one.rule: str(one) for one in table.check(facts(world_size=1, tp=3, vocab_rows=512))}
+    assert "; nearest: 3 [" in found["one_copy_of_the_model_at_least"]
+    assert "; nearest: 510 or 513 [" in found["vocabulary_divides"]
+
+
 def test_the_eight_commonest_mistakes_of_megatron_lm_5768():
     mistakes = {
         "ranks_fill_the_layout": {"world_size": 6, "tp": 2, "pp": 2},

@@ -86,6 +86,7 @@ MISTAKES = [
     # keys
     mistake("unknown section", "trainning", "did you mean 'training'", add="trainning: {seed: 1}\n"),
     mistake("unknown key", "training.global_batchsize", "did you mean 'global_batch_size'", replace=training("global_batchsize: 8")),
+    mistake("key of a section whose name is similar", "train_iters", "did you mean 'training.train_iters'", add="train_iters: 5\n"),
     mistake("key of another section", "training.lr", "did you mean 'optimizer.lr'", replace=training("lr: 0.1")),
     mistake("short name as key", "parallel.tensor", "known: tp", add="parallel: {tensor: 2}\n"),
     mistake("key of a model", "models.dense.tokenizr", "did you mean 'tokenizer'", replace=("    tokenizer: bpe\n", "    tokenizer: bpe\n    tokenizr: bpe\n")),

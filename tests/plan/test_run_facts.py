@@ -34,7 +34,7 @@ def test_every_illegal_run_of_the_sweep_is_named_at_once_with_its_line(plan_of):
     assert "more.yaml:2: sweep.grid.parallel.tp: 3 doesn't divide 4 attention heads; nearest: 2 or 4" in said
     assert "[heads_divide] (runs tp3-mbs1, tp3-mbs3)" in said
     assert "8 doesn't divide 4 attention heads; nearest: 4 [heads_divide] (runs tp8-mbs1, tp8-mbs3)" in said
-    assert "8 is not a multiple of tp * pp * cp = 3 * 1 * 1 = 3; nearest: 6 or 9" in said
+    assert "8 is not a multiple of tp * pp * cp = 3 * 1 * 1 = 3 [ranks_fill_the_layout]" in said
     assert "tp1-mbs" not in said
 
 
@@ -147,6 +147,23 @@ def test_heads_that_rotary_positions_cannot_turn(plan_of, config, refused):
         return
     with pytest.raises(ConfigError, match=r": 15 numbers of a head .* is odd; nearest: 14 or 16 \[rotary_"):
         plan_of(models)
+
+
+@pytest.mark.parametrize(
+    ("more", "key"),
+    [
+        ("", "small.yaml:18: tokenizers.bpe.vocab_size"),
+        ("models: {dense: {config: {vocab_size: 512}}}", "more.yaml:1: models.dense.config.vocab_size"),
+        ("overrides: {model.vocab_size: 512}", "more.yaml:1: overrides.model.vocab_size"),
+        (
+            "sweep: {grid: {models.dense.config.vocab_size: [512]}}",
+            "more.yaml:1: sweep.grid.models.dense.config.vocab_size",
+        ),
+    ],
+)
+def test_a_rule_names_the_key_that_its_value_is_from(plan_of, more, key):
+    with pytest.raises(ConfigError, match=rf"{key}: 512 rows can't be divided over tp = 3 \[vocabulary_divides"):
+        plan_of(more, **{"training.train_iters": 10, "parallel.tp": 3})
 
 
 def test_options_of_sbatch_that_contradict_the_layout(plan_of):

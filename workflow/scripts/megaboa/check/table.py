@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from megaboa.check import (
     adapters,
     course,
@@ -32,12 +34,19 @@ SUBJECTS: dict[str, tuple[Rule, ...]] = {
     "The device": device.RULES,
     "Profilers": course.PROFILERS,
 }
+FITS_TP = ("resources.gpus_per_node", "model.vocab_size")  # keys whose nearest legal values depend on parallel.tp
 RULES = tuple(rule for rules in SUBJECTS.values() for rule in rules)
 
 
 def check(facts: Facts) -> list[Finding]:
     """All broken rules, errors first. The memory check is skipped if there are errors."""
-    found = [finding(rule, broken) for rule in RULES if (broken := rule(facts))]
+    broken_rules = [(rule, broken) for rule in RULES if (broken := rule(facts))]
+    if any(broken.key == "parallel.tp" and broken.level == "error" for _, broken in broken_rules):
+        # Don't propose what would fit a size that is itself refused.
+        broken_rules = [
+            (rule, replace(broken, nearest=()) if broken.key in FITS_TP else broken) for rule, broken in broken_rules
+        ]
+    found = [finding(rule, broken) for rule, broken in broken_rules]
     if all(one.level != "error" for one in found) and (broken := fit.memory_suffices(facts, is_legal)):
         found.append(finding(fit.memory_suffices, broken))
     return sorted(found, key=lambda one: one.level != "error")

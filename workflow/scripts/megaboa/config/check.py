@@ -167,12 +167,13 @@ def _message(
 
 def _unknown_key(name: str, section: type[BaseModel] | None) -> str:
     known = list(section.model_fields) if section else []
-    hint = nearest(name, known)
+    same = next((key for key in keys.all_keys() if key.rpartition(".")[2] == name), None)
+    hint = None if same else nearest(name, known)
     if hint:
         return f"unknown key; did you mean {hint!r}?"
-    elsewhere = [key for key in keys.all_keys() if key.rpartition(".")[2] == name or keys.all_keys()[key].short == name]
+    elsewhere = same or next((key for key, one in keys.all_keys().items() if one.short == name), None)
     if elsewhere:
-        return f"unknown key here; did you mean {elsewhere[0]!r}?"
+        return f"unknown key here; did you mean {elsewhere!r}?"
     return f"unknown key; known: {', '.join(known)}"
 
 

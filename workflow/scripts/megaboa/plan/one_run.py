@@ -31,6 +31,15 @@ from megaboa.plan.quantities import Quantities, UnknownQuantityError, overlay, r
 from megaboa.plan.run_facts import facts_of, hf_config_of
 from megaboa.records import Refusal, Tree, plain
 
+# Keys of a Hugging Face config, by the fields of Bridge that rules name.
+OF_CONFIG = {
+    "model.vocab_size": "vocab_size",
+    "model.hidden_size": "hidden_size",
+    "model.kv_channels": "head_dim",
+    "model.qk_pos_emb_head_dim": "qk_rope_head_dim",
+    "model.moe_router_topk": "num_experts_per_tok",
+}
+
 
 class RunPlanner:
     """Plans runs one by one, and keeps what they share: models, parameter counts, problems."""
@@ -55,6 +64,7 @@ class RunPlanner:
         model = self.model_of(raw, choice)
         if model is None:
             return None
+        given = model
         raw, model = self.derive(raw, model, choice)
         self.choose_blend(raw, choice)
         definition = raw["models"][model]
@@ -83,7 +93,7 @@ class RunPlanner:
         facts = facts_of(config, quantities, self.hf_config(model, definition))
         if self.loaded.machine_gpus is not None:
             facts = replace(facts, cluster=replace(facts.cluster, machine_gpus=self.loaded.machine_gpus))
-        illegal = self.check_rules(facts, choice)
+        illegal = self.check_rules(facts, config, given, choice)
         self.check_conversion(config.models[model], model, facts, choice)
         self.check_data(config, choice)
         self.check_kind(facts, config, choice)
@@ -205,8 +215,8 @@ class RunPlanner:
             self.problems.add(self.problems.place_of(("overrides", field), choice), message, choice.name)
         return not wrong
 
-    def check_rules(self, facts: Facts, choice: Choice) -> list[Finding]:
-        """Report the rules that the run breaks.
+    def check_rules(self, facts: Facts, config: Experiment, model: str, choice: Choice) -> list[Finding]:
+        """Report the rules that the run breaks. `model`: the name of its model in the file.
 
         Errors are returned instead if such runs are left out: because the experiment says so, or because the device was
         determined automatically and is the reason.
@@ -219,7 +229,7 @@ class RunPlanner:
         if errors and (self.skip_illegal or (self.loaded.device_found and all(map(table.is_of_device, errors)))):
             return errors
         for one in errors:
-            path = tuple(one.key.split(".")) if one.key in keys.all_keys() else ("overrides", one.key)
+            path = _source(one.key, config, model)
             self.problems.add(self.problems.place_of(path, choice), f"{one.message} [{one.rule}]", choice.name)
         return []
 
@@ -282,6 +292,21 @@ class RunPlanner:
         if name not in self.hf_configs:
             self.hf_configs[name] = hf_config_of(model)
         return self.hf_configs[name]
+
+
+def _source(key: str, config: Experiment, model: str) -> tuple[str, ...]:
+    """The path of the value that a rule complains about. Rules name Bridge's fields, where there is no key of ours;
+    their values are from overrides, the tokenizer, or the model's own config."""
+    if key in keys.all_keys():
+        return tuple(key.split("."))
+    field, asked = OF_CONFIG.get(key), config.models[str(config.model)]
+    if key in config.overrides or field is None or asked.recipe is not None:
+        return "overrides", key
+    if asked.config is None:
+        return "models", model, "hf"
+    if field == "vocab_size" and field not in asked.config and asked.tokenizer in config.tokenizers:
+        return "tokenizers", str(asked.tokenizer), field
+    return "models", model, "config", field
 
 
 @functools.cache
