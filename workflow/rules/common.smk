@@ -1,5 +1,4 @@
 # Shared by all rules: the plan, with its names, inputs and resources.
-from snakemake.exceptions import WorkflowError
 from snakemake.scheduling.job_scheduler import JobScheduler
 from snakemake.settings.types import Quietness
 from snakemake_interface_executor_plugins.settings import ExecMode
@@ -39,7 +38,8 @@ try:
     )
     RESTARTED = restarts.check(PLAN, "results", RESTART) if SUBMITS else []
 except (ConfigError, InputError, restarts.UnfinishedWorkError) as error:
-    raise WorkflowError(f"\n{error}") from None
+    # Snakemake would add a file and a line of this code to an exception, as if it were to blame.
+    sys.exit(str(error))
 
 SHARED = Shared(PLAN, profile=PROFILE)
 RESULTS = str(SHARED.folder)
