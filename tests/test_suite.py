@@ -1,12 +1,15 @@
 """What runs the tests: which files, in which order, until when."""
 
 import re
+import shutil
 import time
 from collections import Counter
 from pathlib import Path
 
 import pytest
 import suite
+
+from megaboa.check import calibration
 
 TESTS = Path(__file__).parent
 LIBRARY = TESTS.parent / "workflow" / "scripts" / "megaboa"
@@ -34,6 +37,14 @@ def test_what_a_slow_file_exercises_is_known():
         known = set(suite.exercised(name))
         assert known & packages, f"{name}: say in suite.EXERCISED what it exercises"
     assert all((TESTS.parent / name).exists() for name in suite.EXERCISED)
+
+
+def test_calibrations_of_the_clone_are_not_read(tmp_path, monkeypatch):
+    """The tutorial's reader has some, by `megaboa calibrate`."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "calibrations").mkdir()
+    shutil.copy(calibration.SHIPPED / "h100.json", tmp_path / "calibrations" / "cpu.json")
+    assert calibration.of("cpu") is None
 
 
 def test_files_next_to_what_changed_come_first():

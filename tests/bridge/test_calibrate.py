@@ -30,7 +30,7 @@ def test_everything_is_measured_and_written_for_the_planner(tmp_path, monkeypatc
     assert 0 < found.launch < found.layer["fp32"] and found.experts_host.seconds(0, groups=8) >= 0
     assert found.tensor_host == 0 <= found.micro_batch
     assert "written: calibrations/cpu.json" in done.stdout
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(calibration, "FOLDER", tmp_path / "calibrations")
     assert calibration.of("cpu") == found
 
 

@@ -180,7 +180,7 @@ def test_frozen_weights_have_no_gradients_of_their_own_and_no_optimizer():
 
 def test_a_calibration_of_an_earlier_version_is_refused(tmp_path, monkeypatch):
     """It would be read, and mean something else."""
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(calibration, "FOLDER", tmp_path / "calibrations")
     values = read_json(calibration.SHIPPED / "h200.json")
     write_json(tmp_path / "calibrations" / "h200.json", values | {"version": 1})
     with pytest.raises(InputError, match=r"an earlier version wrote it.*call `megaboa calibrate` again"):

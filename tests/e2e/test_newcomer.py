@@ -29,6 +29,9 @@ class Newcomer:
     def __init__(self, home: Path):
         self.home = home
         self.clone = copy_repository(home / "megaboa")
+        git = ["git", "-C", self.clone, "-c", "user.name=n", "-c", "user.email=n@localhost"]
+        for words in (["init", "--quiet"], ["add", "--all"], ["commit", "--quiet", "--message", "as cloned"]):
+            subprocess.run([*git, *words], check=True)
         self.identity = {"user": NOBODY, "group": NOBODY, "extra_groups": []} if os.geteuid() == 0 else {}
         self.python = self._python()
         if self.identity:
@@ -169,6 +172,7 @@ class TestTutorial:
     def test_section_5_changes(self, newcomer, tutorial):
         assert planned_in(newcomer.bash(tutorial.next(5))) == {}, "another wall time"
         assert planned_in(newcomer.bash(tutorial.next(5))) == {"report": 1}, "another caption"
+        assert "held-out" in (newcomer.clone / "workflow/report/captions.yaml").read_text(), "the clone is as it was"
         shown = newcomer.bash(tutorial.next(5))
         assert planned_in(shown)["train"] == planned_in(shown)["summarize"] == 1, "another learning rate"
         assert "not made yet: lr0.002" in shown

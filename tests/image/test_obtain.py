@@ -137,7 +137,8 @@ def test_no_gpu_is_waited_for_where_the_image_can_be_tried_without_one(fake_comm
     """srun gives up soon; the image's root file system has a shell, and a test that says what it is in."""
     root = tmp_path / "root"
     for program in ("sh", "tee", "chroot"):
-        path = Path(shutil.which(program))
+        # An ordinary user's PATH lacks /usr/sbin, where chroot is.
+        path = Path(shutil.which(program, path=f"{os.environ['PATH']}{os.pathsep}/usr/sbin"))
         libraries = re.findall(r"(/\S+) \(", subprocess.run(["ldd", path], capture_output=True, text=True).stdout)
         for file in (str(path), *libraries):
             (root / file.lstrip("/")).parent.mkdir(parents=True, exist_ok=True)
