@@ -1,6 +1,5 @@
-# Two commands: `make run` trains the default experiment to its report, `make test` runs the tests of what is promised.
-# Both set up .venv first, once; `make setup DEVICE=cuda` before them sets it up for GPUs. PYTHON names another Python 3.12, CONFIG
-# another experiment.
+# `make` lists what can be made: the comments (##) of the targets below. All but help set up .venv first, once. PYTHON names
+# another Python 3.12.
 SHELL := /bin/bash
 PYTHON ?= python3.12
 CONFIG ?=
@@ -9,28 +8,35 @@ BUNDLE ?=
 BIN := .venv/bin
 SNAKEMAKE := $(BIN)/snakemake --profile profiles/local $(if $(CONFIG),--configfile '$(CONFIG)')
 
-.PHONY: run test test-all test-fast test-gpu lint schema status reproduce setup FORCE
+.PHONY: help run test test-all test-fast test-gpu lint status reproduce setup has-config has-bundle FORCE
 
-run: setup
+help: ## list these
+	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' Makefile | expand -t 17
+
+run: has-config setup ## train the default experiment to its report; another: make run CONFIG=my.yaml
+	@$(if $(CONFIG),PYTHONPATH=workflow/scripts $(BIN)/python -m megaboa.config '$(CONFIG)')
 	@$(SNAKEMAKE)
 
-test: setup
+has-config:
+	@[ -z '$(CONFIG)' ] || [ -e '$(CONFIG)' ] || { echo "there is no file '$(CONFIG)': check CONFIG=" >&2; exit 1; }
+
+test: setup ## run the tests that take seconds, and every flow that the README and the tutorial promise
 	@$(BIN)/python tests/suite.py
 
-test-all: setup
+test-all: setup ## run all tests but those that need GPUs
 	@$(BIN)/python tests/suite.py fast walks rest
 
-test-fast: setup
+test-fast: setup ## run only the tests that take seconds
 	@$(BIN)/pytest -q -n 2 --dist loadfile -m "not slow"
 
 # On a machine with GPUs (SLURM too, where it is installed), after `make setup DEVICE=cuda`; or PYTHON=/path/to/python, one with
 # Transformer Engine. Where SLURM checks the GPUs, nothing else may use them.
 GPU_TESTS = $(if $(filter file,$(origin PYTHON)),$(BIN)/python,$(PYTHON)) -m pytest -v -ra
-test-gpu:
+test-gpu: ## run the tests that need GPUs
 	@$(GPU_TESTS) -n 4 --dist loadfile tests/e2e/gpus tests/bridge/test_parallel_reads.py
 	@$(GPU_TESTS) tests/cluster/test_gpus.py tests/cluster/test_hosts_of_gpus.py tests/cluster/test_images_of_gpus.py
 
-lint: setup
+lint: setup ## check the form of the code, and that generated files are current
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/snakefmt --check Snakefile workflow/Snakefile workflow/rules
@@ -38,15 +44,17 @@ lint: setup
 	$(BIN)/megaboa write-schema --check
 	PYTHONPATH=workflow/scripts $(BIN)/lint-imports --no-logo --no-cache
 
-status: setup
+status: setup ## show the progress of all experiments
 	@$(BIN)/megaboa status
 
-# What a bundle (`snakemake bundle`) holds, made again: make reproduce BUNDLE=x.zip
-reproduce: setup
-	@$(if $(BUNDLE),,$(error say which bundle: make reproduce BUNDLE=x.zip))
+reproduce: has-bundle setup ## make again what a bundle (`snakemake bundle`) holds: make reproduce BUNDLE=x.zip
 	@$(BIN)/megaboa reproduce '$(BUNDLE)'
 
-setup: .venv/.ready
+has-bundle:
+	@[ -e '$(BUNDLE)' ] || { echo "$(if $(BUNDLE),there is no '$(BUNDLE)',say which bundle): make reproduce BUNDLE=x.zip" >&2; \
+	  exit 1; }
+
+setup: .venv/.ready ## set up .venv (8 GB of disk); for GPUs: make setup DEVICE=cuda
 
 .venv/.ready: $(wildcard envs/*.txt envs/*.sh) $(if $(filter-out $(file < .venv/.device),$(DEVICE)),FORCE)
 	@PYTHON="$(PYTHON)" DEVICE="$(DEVICE)" envs/setup.sh

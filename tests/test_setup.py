@@ -157,6 +157,44 @@ def make_in(folder, *words):
     return subprocess.run(["make", "--dry-run", "setup", *words], cwd=folder, capture_output=True, text=True).stdout
 
 
+def made(folder, *words):
+    """What `make` says in a clone that has no environment yet, and may set none up."""
+    shutil.copy(SETUP.parents[1] / "Makefile", folder)
+    done = subprocess.run(["make", *words], cwd=folder, capture_output=True, text=True)
+    assert "setup.sh" not in done.stdout + done.stderr
+    return done
+
+
+def test_make_alone_lists_what_can_be_made(tmp_path):
+    done = made(tmp_path)
+    targets = re.findall(r"^\.PHONY: (.*)$", (tmp_path / "Makefile").read_text(), re.MULTILINE)[0].split()
+    listed = [line.split()[1] for line in done.stdout.splitlines()]
+    assert listed == [name for name in targets if name not in ("has-config", "has-bundle", "FORCE")]
+    assert all(len(line.split()) > 3 and len(line) <= 120 for line in done.stdout.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["run", "CONFIG=typo.yaml"], "there is no file 'typo.yaml': check CONFIG="),
+        (["reproduce"], "say which bundle: make reproduce BUNDLE=x.zip"),
+        (["reproduce", "BUNDLE=typo.zip"], "there is no 'typo.zip': make reproduce BUNDLE=x.zip"),
+    ],
+)
+def test_a_missing_file_is_told_before_anything_is_set_up(tmp_path, words, sentence):
+    done = made(tmp_path, *words)
+    assert done.returncode != 0 and done.stderr.splitlines()[0] == sentence
+
+
+def test_make_run_says_where_a_file_is_no_yaml(tmp_path):
+    """Snakemake says neither the file nor the line."""
+    config = tmp_path / "mine.yaml"
+    config.write_text("device: cpu\nmodels: {a: [}\n")
+    words = ["--old-file=setup", "run", f"CONFIG={config}"]
+    done = subprocess.run(["make", *words], cwd=SETUP.parents[1], capture_output=True, text=True)
+    assert done.returncode != 0 and f"{config}:2: is not YAML: " in done.stderr and "Snakemake" not in done.stderr
+
+
 def test_another_device_sets_the_environment_up_again(tmp_path):
     shutil.copy(SETUP.parents[1] / "Makefile", tmp_path)
     assert 'DEVICE="" envs/setup.sh' in make_in(tmp_path)

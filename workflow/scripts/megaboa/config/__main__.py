@@ -1,0 +1,15 @@
+"""`python -m megaboa.config FILE`: the mistakes in a file's keys and values, as a call of Snakemake prints them.
+
+`make run` asks here first: of a file that isn't YAML, Snakemake itself says neither name nor line.
+"""
+
+import os
+import sys
+
+from megaboa.config import ConfigError, load
+
+if __name__ == "__main__":
+    try:
+        load(sys.argv[1:], variables=os.environ)
+    except ConfigError as error:
+        sys.exit(str(error))
