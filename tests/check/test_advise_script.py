@@ -29,6 +29,13 @@ def test_layouts_and_a_sweep_for_an_experiment(tmp_path):
 
 
 def test_what_it_cannot_know_is_asked_for(tmp_path):
-    assert "--gpu: q9-80g is not one of gb300, gb200" in advise(tmp_path, "--gpu", "q9-80g", code=1)
+    (said,) = advise(tmp_path, "--gpu", "q9-80g", code=1).splitlines()
+    assert "--gpu: 'q9-80g' is not one of gb300, gb200" in said and said.endswith(": for example --gpu h100-80g")
     assert "mine is not one of llama" in advise(tmp_path, "--model", "mine", code=1)
     assert "no legal layout fits" in advise(tmp_path, "--gpu", "h100-8g", code=1)
+
+
+def test_a_gpu_is_named_with_its_memory(tmp_path, monkeypatch):
+    assert advise(tmp_path, "--gpu", "h200", code=1).endswith("with its memory: for example --gpu h200-141g\n")
+    monkeypatch.delitem(EXPERIMENT["resources"], "gpu")
+    assert advise(tmp_path, code=1) == "--gpu is missing: for example --gpu h100-80g\n"

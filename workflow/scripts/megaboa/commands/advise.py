@@ -9,8 +9,11 @@ import sys
 from megaboa import commands, peaks
 from megaboa.check import adviser, calibration
 from megaboa.config import ConfigError, load
+from megaboa.config.problems import nearest
 from megaboa.errors import InputError
 from megaboa.plan.run_facts import alone
+
+EXAMPLES = ("h100-80g", "h200-141g", "a100-80g", "b200-180g")  # those with a calibration
 
 
 def main(words: list[str]) -> int:
@@ -30,11 +33,8 @@ def main(words: list[str]) -> int:
     cluster = facts.cluster
     wanted = {"nodes": arguments.nodes or cluster.nodes, "gpu": arguments.gpu or cluster.gpu, "device": "cuda"}
     facts = dataclasses.replace(facts, cluster=dataclasses.replace(cluster, **wanted))
-    if known is None:
-        print(
-            f"--gpu: {wanted['gpu']} is not one of {', '.join(peaks.KINDS)} with its memory, as h100-80g",
-            file=sys.stderr,
-        )
+    if known is None or peaks.memory_gib(wanted["gpu"]) is None:
+        print(_problem(wanted["gpu"]), file=sys.stderr)
         return 1
     found = adviser.advise(facts, arguments.top)
     if not found:
@@ -43,3 +43,11 @@ def main(words: list[str]) -> int:
         return 1
     print(f"{adviser.text(found)}\ntimes by {calibration.told(wanted['gpu'])}\n\n{adviser.yaml(found)}")
     return 0
+
+
+def _problem(gpu: str | None) -> str:
+    """Why there is no prediction for a GPU, and what to write instead."""
+    example = f"for example --gpu {nearest(gpu or '', EXAMPLES) or EXAMPLES[0]}"
+    if gpu is None:
+        return f"--gpu is missing: {example}"
+    return f"--gpu: {gpu!r} is not one of {', '.join(peaks.KINDS)} with its memory: {example}"
