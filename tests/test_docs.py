@@ -42,6 +42,14 @@ def test_every_command_of_the_docs_names_options_and_rules_that_there_are(words)
         assert (ROOT / profile.removeprefix("../megaboa/") / "config.yaml").exists()
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_to_copy_that_run_jobs_name_a_profile(page):
+    """Without one, Snakemake's own log fills the screen."""
+    blocks = "".join(re.findall(r"```bash\n(.*?)```", page.read_text(), re.DOTALL))
+    given = [line for line in blocks.splitlines() if re.match(r"(nohup )?snakemake ", line)]
+    assert [line for line in given if " -n" not in line and "--profile" not in line] == []
+
+
 def test_the_commands_are_found():
     assert len(list(commands())) > 40
 
