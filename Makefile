@@ -1,5 +1,5 @@
-# `make` lists what can be made: the comments (##) of the targets below. All but help set up .venv first, once. PYTHON names
-# another Python 3.12.
+# `make` lists what can be made: the comments (##) of the targets below. All but help and test-gpu set up .venv first,
+# once. PYTHON names another Python 3.12.
 SHELL := /bin/bash
 PYTHON ?= python3.12
 CONFIG ?=

@@ -19,6 +19,10 @@ os.environ["PYTHONPATH"] = str(Path(__file__).parents[1] / "workflow" / "scripts
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
+# A `make` that a test starts is no part of the `make test` that started the tests.
+for name in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS"):
+    os.environ.pop(name, None)
+
 # What `megaboa calibrate` has measured in this clone is not the tests': they take the shipped calibrations.
 calibration.FOLDER = Path("calibrations-that-no-test-reads")
 

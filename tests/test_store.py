@@ -57,7 +57,7 @@ def test_two_builders_of_one_payload_wait_for_each_other(tmp_path):
     assert first.wait() == 0
 
 
-def test_what_a_killed_builder_left_is_built_anew(tmp_path):
+def test_what_a_killed_builder_left_is_built_again(tmp_path):
     killed = builder(tmp_path / "payload", 60)
     killed.stdout.readline()
     killed.kill()

@@ -8,6 +8,7 @@ import pytest
 
 from megaboa.calls.beginning import require_cluster, require_gpus
 from megaboa.config import load
+from megaboa.plan import device
 
 
 def plan(**nodes):
@@ -39,8 +40,9 @@ training: {train_iters: 1000}
 
 
 @pytest.fixture
-def no_gpu(monkeypatch):
+def no_gpu(monkeypatch, tmp_path):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(device, "DRIVER", tmp_path / "no driver")
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
 
 
@@ -51,8 +53,8 @@ def test_ranks_for_gpus_do_not_start_on_a_machine_without_any(tmp_path, no_gpu):
         require_gpus(load([mine]), "local", {"dense"})
     assert str(ended.value) == (
         f"{mine}: device: is cuda, and this machine has no GPU: set it to auto or cpu, or call "
-        "`snakemake --profile slurm` on a cluster; what comes before training works here too "
-        "(`snakemake preflight`, `data`, `import`)"
+        "`snakemake --profile slurm` on a cluster; `snakemake preflight` and "
+        "`snakemake data` work here too"
     )
     mine.write_text(SMALLEST + "device: cuda\n")
     with pytest.raises(SystemExit, match=r"mine\.yaml:6: device: is cuda"):

@@ -242,7 +242,7 @@ CASES = {
     "rotary_positions_turn_pairs": Case(
         {"head_dim": 15, "rotary": 1.0},
         "model.kv_channels",
-        "15 numbers of a head are turned by rotary positions, in pairs, and that is odd",
+        "rotary positions turn a head's numbers in pairs, and 15 is odd",
         (14, 16),
         {"head_dim": 15, "rotary": 0.5},  # 7 of them, and room for an eighth
         {"head_dim": 15},

@@ -176,8 +176,8 @@ def test_ctrl_c_ends_the_ranks_and_closes_the_ledger(workspace, quiet):
     assert "run dp2 would start at step 0" in output and "optimizer.weight_decay: 0.1 → 0.2" in output
     assert "--config restart=dp2" in workspace.snakemake("pretrain", "--configfile", config, code=1)
     output = workspace.snakemake("-n", "pretrain", "--configfile", config, "--config", "restart=dp2")
-    dropped = f"optimizer.weight_decay: 0.1 → 0.2; restart drops {end['iteration']} steps"
-    assert planned_in(output)["train"] == 1 and f"dp2 trains again from step 0: {dropped}" in output.splitlines()
+    why = f"optimizer.weight_decay: 0.1 → 0.2 (its {end['iteration']} steps stay in {workspace.store('ctrlc', 'dp2')})"
+    assert planned_in(output)["train"] == 1 and f"dp2 trains again from step 0: {why}" in output.splitlines()
     edit(config, "weight_decay: 0.2", "weight_decay: 0.1")
     output = workspace.snakemake("pretrain", "--configfile", config)
     assert f"dp2 resumes at step {end['iteration']} of {STEPS}" in output.splitlines()

@@ -102,7 +102,7 @@ def test_checkpoints_are_counted_and_weighed(experiment):
     assert "2 x 3 MB" in console.export_text()
 
 
-def test_where_interrupted_runs_stopped_and_from_where_the_same_call_goes_on(tmp_path):
+def test_where_interrupted_runs_stopped_and_what_the_same_call_does(tmp_path):
     experiment = FakeExperiment(tmp_path)
     experiment.plan_run("later")
     for run, saved in {"saved": 12, "before": 10, "never": None}.items():

@@ -253,8 +253,12 @@ def test_a_machine_without_gpus_is_a_warning_where_ranks_would_start_on_it(plan_
     """Not where a cluster trains, nor in a job, whose nodes may have what this machine hasn't."""
     machine(0)
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    monkeypatch.setattr(device, "DRIVER", plan_file.with_name("no driver"))
     loaded = load([plan_file], {"device": "cuda"})
     assert device.settle(loaded).notes == ("warning: device: cuda can't be used here: this machine has no GPU",)
+    with monkeypatch.context() as with_a_driver:
+        with_a_driver.setattr(device, "DRIVER", plan_file)
+        assert device.settle(loaded).notes == (), "there may be GPUs that can't be counted"
     assert device.settle(loaded, partition="train").notes == ()
     assert device.settle(load([plan_file], {"device": "cpu"})).notes == ()
     monkeypatch.setenv("SLURM_JOB_ID", "7")

@@ -1,4 +1,4 @@
-"""megaboa.plan.restarts: no run begins at step 0 beside unfinished work of its name without being told to."""
+"""megaboa.plan.restarts: no run begins at step 0 unasked while its name has unfinished work."""
 
 import pytest
 

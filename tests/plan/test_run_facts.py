@@ -145,8 +145,11 @@ def test_heads_that_rotary_positions_cannot_turn(plan_of, config, refused):
     if not refused:
         plan_of(models)
         return
-    with pytest.raises(ConfigError, match=r": 15 numbers of a head .* is odd; nearest: 14 or 16 \[rotary_"):
+    words = r": rotary positions turn a head's numbers in pairs, and 15 is odd; nearest: 14 or 16 \[rotary_"
+    with pytest.raises(ConfigError, match=words):
         plan_of(models)
+    for override in ("model.rotary_percent: 0.5", "model.position_embedding_type: learned_absolute"):
+        plan_of(f"{models}overrides: {{{override}}}\n")  # preflight knows what becomes of it
 
 
 @pytest.mark.parametrize(

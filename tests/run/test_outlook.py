@@ -10,6 +10,7 @@ from megaboa.run import ledger
 from megaboa.run.checkpoints import MARKER
 from megaboa.run.identity import identity_of, store_of
 from megaboa.run.outlook import outlook
+from megaboa.store_paths import RunStore
 
 
 @pytest.fixture
@@ -68,16 +69,17 @@ def test_a_run_with_all_its_steps_is_not_trained_again(run, saved, outcome):
 
 def test_a_changed_run_trains_again_for_these_keys(run):
     trained_to(run(steps=60), 60, outcome="completed")
+    before = RunStore.of(run().attempts_link).path
     why = "trains again from step 0: training.train_iters: 60 → 90"
     assert outlook(run(steps=90)) == f"{why} (continue_from: itself would continue from step 60)"
-    assert outlook(run(steps=90), restarts=True) == f"{why}; restart drops 60 steps"
+    assert outlook(run(steps=90), restarts=True) == f"{why} (its 60 steps stay in {before})"
     many = outlook(run(steps=90, lr=2e-3, device="cuda", world_size=2))
     assert many.startswith("trains again from step 0: ") and " and 2 more (" in many
     trained_to(run(steps=90), 30)
     assert outlook(run(steps=60)) == "has all its steps (60): nothing is trained again", "changed back"
 
 
-def test_a_run_that_continues_in_place_goes_on_from_its_checkpoint(run):
+def test_a_run_that_continues_in_place_resumes_from_its_checkpoint(run):
     identity = trained_to(run(), 60, outcome="completed")
     parent = {
         "experiment": "my",

@@ -81,11 +81,11 @@ def require_cluster(plan: Plan, executor: str, starting: Collection[str]) -> Non
 def require_gpus(loaded: LoadedExperiment, executor: str, starting: Collection[str]) -> None:
     """Exit if ranks would start on the GPUs of this machine, which has none. Called before the first job.
 
-    `starting`: the runs whose ranks this call will start. Earlier stages need no GPU.
+    `starting`: the runs whose ranks this call will start. Preflight and the data need no GPU.
     """
     if starting and executor == "local" and (why := device.unfit(loaded.experiment)):
         remedy = f"set it to auto or cpu, or call `snakemake --profile {cluster().profile}` on a cluster"
-        here = "what comes before training works here too (`snakemake preflight`, `data`, `import`)"
+        here = "`snakemake preflight` and `snakemake data` work here too"
         sys.exit(str(loaded.problem(("device",), f"is cuda, and {why}: {remedy}; {here}")))
 
 

@@ -105,7 +105,7 @@ def rotary_positions_turn_pairs(f: Facts) -> Broken | None:
     turned = int(head * model.rotary) if model.rotary < 1 else head
     if turned + turned % 2 <= head:
         return None
-    text = f"{head} numbers of a head are turned by rotary positions, in pairs, and that is odd"
+    text = f"rotary positions turn a head's numbers in pairs, and {head} is odd"
     return Broken(f"model.{field}", text, multiples(head, 2))
 
 

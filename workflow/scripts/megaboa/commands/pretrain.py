@@ -26,7 +26,9 @@ FIRST = "snakemake image data import preflight, with your profile"
 def main(words: list[str]) -> int:
     parser = commands.parser("pretrain", __doc__)
     parser.add_argument("run", type=commands.run, help="EXPERIMENT/RUN, the run's folder, or its run.json")
-    parser.add_argument("--restart", action="store_true", help="start from step 0, ignoring unfinished work")
+    parser.add_argument(
+        "--restart", action="store_true", help="start from step 0 although unfinished work has other settings"
+    )
     arguments = parser.parse_args(words)
     return kept(lambda life: supervise(arguments.run, arguments.restart, life))
 

@@ -65,7 +65,11 @@ def find(results: Path, name: str | None) -> list[Shown]:
     if not found and name:
         experiment, _, run = name.partition("/")
         folders = [results / experiment / "runs" / run, Path(name)]
-        found = [Shown(path.parents[1], path.name) for path in folders if RunFolder(path).file("run").exists()]
+        found = [
+            Shown(path.parents[1], path.name)
+            for path in map(Path.absolute, folders)
+            if RunFolder(path).file("run").exists()
+        ]
     if not found:
         what = f"no experiment or run `{name}`" if name else "no experiment"
         sys.exit(f"{results}: {what} there; `snakemake -n` writes its plan, and then it is shown here")

@@ -167,13 +167,14 @@ def _message(
 
 def _unknown_key(name: str, section: type[BaseModel] | None) -> str:
     known = list(section.model_fields) if section else []
-    same = next((key for key in keys.all_keys() if key.rpartition(".")[2] == name), None)
-    hint = None if same else nearest(name, known)
+    same = [key for key in keys.all_keys() if key.rpartition(".")[2] == name]
+    same.sort(key=lambda key: not key.startswith("training."))
+    # At the top level a key that is missing its section is likelier than a misspelt section.
+    hint = None if same and section is Experiment else nearest(name, known)
     if hint:
         return f"unknown key; did you mean {hint!r}?"
-    elsewhere = same or next((key for key, one in keys.all_keys().items() if one.short == name), None)
-    if elsewhere:
-        return f"unknown key here; did you mean {elsewhere!r}?"
+    if elsewhere := [*same, *(key for key, one in keys.all_keys().items() if one.short == name)]:
+        return f"unknown key here; did you mean {elsewhere[0]!r}?"
     return f"unknown key; known: {', '.join(known)}"
 
 

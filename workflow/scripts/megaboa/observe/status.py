@@ -243,7 +243,7 @@ class Standing:
     run: str
     state: str  # FAIL: it has failed, and won't be resumed automatically. NOT_RUN: all else
     why: str
-    stopped: str = ""  # of an interrupted run: where it stopped, and from where the same call goes on
+    stopped: str = ""  # of an interrupted run: where it stopped, and what the same call does
 
 
 def missing(results: Path, queue: Queue | None = None) -> list[Standing]:

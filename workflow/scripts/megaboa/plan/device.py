@@ -57,9 +57,10 @@ def settle(loaded: LoadedExperiment, partition: str | None = None, config_file: 
 def unfit(experiment: Experiment) -> str | None:
     """The reason why ranks that start here can't have the experiment's GPUs; None if they can.
 
-    In a job they start on its nodes, about which this machine says nothing.
+    In a job they start on its nodes, about which this machine says nothing. Where there is a driver there may be GPUs
+    that can't be counted here.
     """
-    if experiment.device != "cuda" or cluster().in_job(os.environ) or gpus_here():
+    if experiment.device != "cuda" or cluster().in_job(os.environ) or DRIVER.exists() or gpus_here():
         return None
     return NO_GPU
 

@@ -304,8 +304,9 @@ def _source(key: str, config: Experiment, model: str) -> tuple[str, ...]:
         return "overrides", key
     if asked.config is None:
         return "models", model, "hf"
-    if field == "vocab_size" and field not in asked.config and asked.tokenizer in config.tokenizers:
-        return "tokenizers", str(asked.tokenizer), field
+    tokenizer = config.tokenizers.get(str(asked.tokenizer))
+    if field == "vocab_size" and field not in asked.config and tokenizer and not tokenizer.files:
+        return "tokenizers", str(asked.tokenizer), field  # given files have their own size
     return "models", model, "config", field
 
 

@@ -22,6 +22,8 @@ from megaboa.plan.quantities import Quantities
 from megaboa.records import Preflight, Tree, read_if_there
 from megaboa.scheduler.registry import cluster
 
+ROTARY_FIELDS = frozenset({"model.rotary_percent", "model.position_embedding_type"})
+
 
 def facts_of(config: Experiment, quantities: Quantities, hf_config: Tree | None) -> Facts:
     """The facts of a run. For a recipe only what the file says; preflight has the recipe's own configuration."""
@@ -47,6 +49,8 @@ def facts_of(config: Experiment, quantities: Quantities, hf_config: Tree | None)
         cluster=_cluster(config),
     )
     facts = with_overrides(facts, config.overrides)
+    if not ROTARY_FIELDS.isdisjoint(config.overrides):  # preflight decides, by Bridge's own configuration
+        facts = dataclasses.replace(facts, model=dataclasses.replace(facts.model, rotary=None))
     return dataclasses.replace(facts, model=dataclasses.replace(facts.model, vocab_rows=facts.model.vocab_size))
 
 

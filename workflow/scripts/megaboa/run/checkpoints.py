@@ -47,7 +47,8 @@ def mark_complete(checkpoints: Path) -> None:
     The folders decide which ones these are, because a background save ends some steps after the step that it saves.
     Bridge writes its configuration last, when all tensors are on disk.
     """
-    for iteration, path in sorted(_folders(checkpoints)):  # a newer one that is marked hides older ones
+    # The oldest first: an unmarked folder that is older than a marked one would be taken for a save that was cut off.
+    for iteration, path in sorted(_folders(checkpoints)):
         if (path / LAST_WRITTEN).exists() and not _counts(path):
             write(path / MARKER, CheckpointMark(iteration=iteration, files=_sizes(path), time=time.time()))
 

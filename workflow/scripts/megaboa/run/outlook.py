@@ -36,7 +36,7 @@ def outlook(folder: RunFolder, restarts: bool = False) -> str | None:
     more = f" and {len(changed) - SHOWN} more" if len(changed) > SHOWN else ""
     saved = checkpoints.latest(before.checkpoints)
     if restarts:
-        rest = f"; restart drops {saved} steps"
+        rest = f" (its {saved} steps stay in {before.path})" if saved else ""
     else:
         rest = f" (continue_from: itself would continue from step {saved})" if saved else ""
     return f"trains again from {_start(folder)}: {', '.join(changed[:SHOWN])}{more}{rest}"
