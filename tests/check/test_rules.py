@@ -377,6 +377,14 @@ CASES = {
     "tokens_have_enough_experts": Case(
         {"experts": 8, "topk": 9}, "model.moe_router_topk", "9 of 8", (8,), {"experts": 8, "topk": 8}, MOE
     ),
+    "every_layer_is_sparse_or_dense": Case(
+        {**MOE, "layers": 4, "moe_layers": (False, True)},
+        "model.moe_layer_freq",
+        "2 entries for 4 layers",
+        (),
+        {**MOE, "layers": 4, "moe_layers": (False, True, True, True)},
+        MOE,
+    ),
     "flex_dispatcher_has_a_backend": Case(
         {**FLEX, "flex_backend": None},
         "model.moe_flex_dispatcher_backend",

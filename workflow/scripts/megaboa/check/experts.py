@@ -64,6 +64,15 @@ def tokens_have_enough_experts(f: Facts) -> Broken | None:
     return Broken("model.moe_router_topk", f"{topk} of {experts} experts", (experts,))
 
 
+def every_layer_is_sparse_or_dense(f: Facts) -> Broken | None:
+    """A list of sparse and dense layers has an entry for each layer; gpt_layer_specs.py asserts it when the model is
+    built."""
+    layers, listed = f.model.layers, f.model.moe_layers
+    if not f.model.is_sparse or listed is None or layers is None or len(listed) == layers:
+        return None
+    return Broken("model.moe_layer_freq", f"{len(listed)} entries for {layers} layers")
+
+
 def flex_dispatcher_has_a_backend(f: Facts) -> Broken | None:
     """The flex dispatcher needs a backend (token_dispatcher.py refuses it without), and NCCL EP the flex dispatcher
     (transformer_config.py); other dispatchers don't use other backends."""
@@ -145,6 +154,7 @@ RULES = (
     biased_experts_are_not_cut,
     experts_beside_tensor_parallelism_need_sequence_parallelism,
     tokens_have_enough_experts,
+    every_layer_is_sparse_or_dense,
     flex_dispatcher_has_a_backend,
     deepep_reaches_all_ranks,
     deepep_knows_the_gpu,
