@@ -39,7 +39,12 @@ rule all:
 
 onstart:
     beginning.begin(
-        PLAN, LOADED, workflow, RULE_NAME("train"), RULE_NAME("capture"), RESTARTED
+        PLAN,
+        LOADED,
+        workflow,
+        train=RULE_NAME("train"),
+        others=[*map(RULE_NAME, ("capture", "try_settings", "measure_machine"))],
+        restarted=RESTARTED,
     )
 
 

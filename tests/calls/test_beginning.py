@@ -50,7 +50,7 @@ def test_ranks_for_gpus_do_not_start_on_a_machine_without_any(tmp_path, no_gpu):
     mine = tmp_path / "mine.yaml"
     mine.write_text(SMALLEST)  # the device is its default
     with pytest.raises(SystemExit) as ended:
-        require_gpus(load([mine]), "local", {"dense"})
+        require_gpus(load([mine]), "local", starts_ranks=True)
     assert str(ended.value) == (
         f"{mine}: device: is cuda, and this machine has no GPU: set it to auto or cpu, or call "
         "`snakemake --profile slurm` on a cluster; `snakemake preflight` and "
@@ -58,17 +58,17 @@ def test_ranks_for_gpus_do_not_start_on_a_machine_without_any(tmp_path, no_gpu):
     )
     mine.write_text(SMALLEST + "device: cuda\n")
     with pytest.raises(SystemExit, match=r"mine\.yaml:6: device: is cuda"):
-        require_gpus(load([mine]), "local", {"dense"})
+        require_gpus(load([mine]), "local", starts_ranks=True)
 
 
 def test_gpus_are_needed_where_ranks_start(tmp_path, no_gpu, monkeypatch):
     mine = tmp_path / "mine.yaml"
     mine.write_text(SMALLEST)
-    require_gpus(load([mine], {"device": "cpu"}), "local", {"dense"})
-    require_gpus(load([mine]), "local", set())
-    require_gpus(load([mine]), "slurm", {"dense"})
+    require_gpus(load([mine], {"device": "cpu"}), "local", starts_ranks=True)
+    require_gpus(load([mine]), "local", starts_ranks=False)
+    require_gpus(load([mine]), "slurm", starts_ranks=True)
     monkeypatch.setenv("SLURM_JOB_ID", "7")  # the job's nodes may have them
-    require_gpus(load([mine]), "local", {"dense"})
+    require_gpus(load([mine]), "local", starts_ranks=True)
 
 
 SIGTERM_WHILE_IT_SELECTS_JOBS = """

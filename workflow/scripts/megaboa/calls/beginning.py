@@ -49,16 +49,18 @@ def in_a_thread(handler: Callable[[Any], None]) -> Callable[..., None]:
 
 
 def begin(
-    plan: Plan, loaded: LoadedExperiment, workflow: Any, train: str, capture: str, restarted: Collection[str]
+    plan: Plan, loaded: LoadedExperiment, workflow: Any, train: str, others: Collection[str], restarted: Collection[str]
 ) -> None:
-    """Checks and preparations before the first job of a call. `train`, `capture`: the rules that start ranks."""
+    """Checks and preparations before the first job of a call. `train`, `others`: the rules that start ranks on the
+    experiment's device."""
     executor = workflow.executor_plugin.name
     require_claim()
     use_zygote(plan, executor)
-    runs = starting(workflow.dag, {train, capture})
-    require_cluster(plan, executor, runs)
-    require_gpus(loaded, executor, runs)
-    for line in restarts.outlooks(plan, "results", starting(workflow.dag, {train}), restarted):
+    jobs = [job for job in workflow.dag.needrun_jobs() if job.rule.name in {train, *others}]
+    require_cluster(plan, executor, {job.wildcards.get("run") for job in jobs})
+    require_gpus(loaded, executor, bool(jobs))
+    trained = {job.wildcards.run for job in jobs if job.rule.name == train}
+    for line in restarts.outlooks(plan, "results", trained, restarted):
         say(line)
     if executor == cluster().profile:  # nobody else may be left to update the nodes that waiting jobs avoid
         bad_nodes.revise_in_background(Path("results"))
@@ -78,12 +80,12 @@ def require_cluster(plan: Plan, executor: str, starting: Collection[str]) -> Non
         )
 
 
-def require_gpus(loaded: LoadedExperiment, executor: str, starting: Collection[str]) -> None:
+def require_gpus(loaded: LoadedExperiment, executor: str, starts_ranks: bool) -> None:
     """Exit if ranks would start on the GPUs of this machine, which has none. Called before the first job.
 
-    `starting`: the runs whose ranks this call will start. Preflight and the data need no GPU.
+    `starts_ranks`: whether this call trains, captures, tunes or calibrates. Preflight and the data need no GPU.
     """
-    if starting and executor == "local" and (why := device.unfit(loaded.experiment)):
+    if starts_ranks and executor == "local" and (why := device.unfit(loaded.experiment)):
         remedy = f"set it to auto or cpu, or call `snakemake --profile {cluster().profile}` on a cluster"
         here = "`snakemake preflight` and `snakemake data` work here too"
         sys.exit(str(loaded.problem(("device",), f"is cuda, and {why}: {remedy}; {here}")))
@@ -119,8 +121,3 @@ def asked_for(plan: Plan, on_cluster: bool) -> list[str]:
         trained = {run.name for run in plan.runs if is_trained(run.folder("results", plan.name))}
         said += describe(submission(plan.runs, trained), plan.experiment.device)
     return said
-
-
-def starting(dag: Any, rules: Collection[str]) -> set[str]:
-    """Runs whose ranks this call will start by these rules; only known once Snakemake knows the jobs."""
-    return {job.wildcards.run for job in dag.needrun_jobs() if job.rule.name in rules}

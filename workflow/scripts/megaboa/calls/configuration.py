@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
+import operator
 import os
 import shlex
 from collections.abc import Collection, Sequence
@@ -74,14 +76,26 @@ def own_experiment(workflow: Any, loaded: LoadedExperiment, target: str) -> tupl
     """Replace the user's experiment by the one that `snakemake prove` or `snakemake tune` runs; return its file and
     content.
 
-    Its jobs read that file alone: values from `--config` are included in it.
+    Its jobs read that file alone: values from `--config` are included in it. Problems name the user's own file where
+    the value is the user's.
     """
     tree, said = {"prove": proof.experiment, "tune": tuning.experiment}[target](loaded)
     path = proof.write(tree, ExperimentFolder(Path("results", tree["experiment"])).own_config)
     for sentence in said:
         say(sentence)
     workflow.config_settings.config_args = []
-    return [path], replace(load([path], variables=os.environ), machine_gpus=loaded.machine_gpus)
+    own = load([path], variables=os.environ)
+    kept = {at: place for at, place in loaded.places.items() if at in own.places and _same(at, loaded.raw, own.raw)}
+    places = own.places | kept
+    return [path], replace(own, places=places, notes=loaded.notes, machine_gpus=loaded.machine_gpus)
+
+
+def _same(at: Sequence[str | int], one: Any, other: Any) -> bool:
+    try:
+        first, second = (functools.reduce(operator.getitem, at, tree) for tree in (one, other))
+    except (LookupError, TypeError):  # a later file replaced what was there
+        return False
+    return bool(first == second)
 
 
 def compared(shared: Shared) -> list[str]:
