@@ -27,7 +27,7 @@ from megaboa.records import (
     base,
     plain,
 )
-from megaboa.run import identity, ledger, progress, supervisor, unfinished
+from megaboa.run import completion, identity, ledger, progress, supervisor, unfinished
 from megaboa.store_paths import RunStore
 
 # Written by the first version whose manifests had no version; only lists that nobody reads here were shortened.
@@ -160,7 +160,7 @@ def test_a_run_of_version_0_is_the_same_run_and_is_not_trained_again(old):
     store = identity.store_of(old, identity.identity_of(old))
     assert str(store.path) == f"store/runs/tiny/dp2/{IDENTITY[:12]}" and store.identity.exists()
     assert identity.is_trained(old) and not identity.is_outdated(old, store)
-    assert supervisor.finished(old, store) and not unfinished.other_work(old)
+    assert completion.finished(old, store) and not unfinished.other_work(old)
     assert progress.read_progress(store.path, run="dp2").state == "done"
     made = supervisor.manifest_of(old, store, identity.identity_of(old))
     assert plain(made) == read_json(old.train_manifest), "written again, it is the same"

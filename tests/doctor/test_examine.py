@@ -106,7 +106,7 @@ def test_an_attempt_without_an_end_is_lost_where_nobody_trains_it(results):
     lines = examine.experiment(results)
     assert "waiting: lost (attempt 1; cause: lost)" in lines
     assert any("SLURM job 4711, n7" in line for line in lines)
-    assert lines[-2] == "  try: with the same command it starts again from the first step (no checkpoint was complete)"
+    assert lines[-2] == "  try: with the same command it starts again from step 0 (no checkpoint was complete)"
 
 
 def test_the_report_is_told_of_failures_that_were_mended(results):
@@ -228,7 +228,5 @@ def test_an_interval_that_is_set_is_not_advised():
 @pytest.mark.parametrize("trouble", ["nan", "lost", "cancelled", "time_limit", "preemption"])
 def test_without_a_checkpoint_no_resume_is_promised(trouble):
     without = " ".join(troubles.advice(trouble, troubles.Case()))
-    assert (
-        "starts again from the first step" in without and "resumes" not in without and "same checkpoint" not in without
-    )
-    assert "starts again from the first step" not in " ".join(troubles.advice(trouble, troubles.Case(iteration=40)))
+    assert "starts again from step 0" in without and "resumes" not in without and "same checkpoint" not in without
+    assert "starts again from step 0" not in " ".join(troubles.advice(trouble, troubles.Case(iteration=40)))

@@ -120,7 +120,7 @@ def test_where_interrupted_runs_stopped_and_what_the_same_call_does(tmp_path):
     assert interrupted(missing(experiment.results)) == [
         "saved stopped at step 12 of 30, saved; the same call resumes it",
         "before stopped at step 12 of 30, saved at step 10; the same call resumes it from there",
-        "never stopped at step 12 of 30, nothing was saved; the same call starts it again from the first step",
+        "never stopped at step 12 of 30, nothing was saved; the same call starts it again from step 0",
         "saves has not ended yet, at step 12 of 30: `megaboa status tiny/saves` shows it",
     ]
 

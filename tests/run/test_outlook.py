@@ -5,7 +5,7 @@ import pytest
 
 from megaboa import files
 from megaboa.paths import RunFolder
-from megaboa.records import AttemptEnd, AttemptStart, write
+from megaboa.records import AttemptEnd, AttemptStart, RankEnd, write
 from megaboa.run import ledger
 from megaboa.run.checkpoints import MARKER
 from megaboa.run.identity import identity_of, store_of
@@ -17,7 +17,7 @@ from megaboa.store_paths import RunStore
 def run(tmp_path):
     """A run of a recipe, which reads nothing of the stages before it."""
 
-    def make(steps=60, lr=1e-3, store="store", **more):
+    def make(steps=60, lr=1e-3, store="store", save_interval=20, **more):
         folder = tmp_path / "results" / "my" / "runs" / "a"
         asked = {
             **{"model": {"name": "m", "recipe": "r", "init": "scratch", "tokenizer": None}, "data": {}},
@@ -25,7 +25,8 @@ def run(tmp_path):
             **{"device": "cpu", "world_size": 1, **more},
         }
         files.write_json(folder / "run.json", asked)
-        files.write_json(folder / "launch.json", {"store": str(tmp_path / store), "checkpoint": {}})
+        checkpoint = {"save_interval": save_interval}
+        files.write_json(folder / "launch.json", {"store": str(tmp_path / store), "checkpoint": checkpoint})
         return RunFolder(folder)
 
     return make
@@ -61,10 +62,19 @@ def test_a_run_without_a_checkpoint_starts_again(run):
     assert outlook(run()) == "starts again from step 0: nothing was saved"
 
 
-@pytest.mark.parametrize(("saved", "outcome"), [((60,), "interrupted"), ((), "completed")])
-def test_a_run_with_all_its_steps_is_not_trained_again(run, saved, outcome):
-    trained_to(run(), *saved, outcome=outcome)
+def test_a_run_with_all_its_steps_is_not_trained_again(run):
+    trained_to(run(), 60)
     assert outlook(run()) == "has all its steps (60): nothing is trained again"
+
+
+def test_without_checkpoints_the_ranks_records_decide(run):
+    """As in the supervisor: what the ledger says doesn't count if its checkpoint is gone."""
+    trained_to(run(), outcome="completed")
+    assert outlook(run()) == "starts again from step 0: nothing was saved"
+    unsaved = run(save_interval=0)
+    assert outlook(unsaved) == "starts again from step 0: nothing was saved"
+    write(store_of(unsaved, identity_of(unsaved)).attempt(1).end_record(0), RankEnd(step=60))
+    assert outlook(unsaved) == "has all its steps (60): nothing is trained again"
 
 
 def test_a_changed_run_trains_again_for_these_keys(run):

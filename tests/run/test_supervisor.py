@@ -297,9 +297,7 @@ def test_the_step_of_a_killed_supervisor_is_ended_before_the_next_begins(run, mo
     assert ended == [(run.store.attempt(1).path, 2)]
 
 
-@pytest.mark.parametrize(
-    ("step", "said"), [(1, "the next call starts again from the first step"), (4, "from the newest")]
-)
+@pytest.mark.parametrize(("step", "said"), [(1, "the next call starts again from step 0"), (4, "from the newest")])
 def test_who_stops_says_where_the_next_call_begins(run, step, said):
     run.misfortune(f"step == {step} and sys.exit('Unexpected result nan')")
     with pytest.raises(TrainingFailed, match=said):
@@ -313,7 +311,7 @@ def test_an_interval_is_advised_where_none_is_set_and_steps_were_lost(run, step,
     run.misfortune(f"step == {step} and sys.exit('Unexpected result nan')")
     with pytest.raises(TrainingFailed) as failed:
         run.train()
-    assert "he next call starts again from the first step." in str(failed.value)
+    assert "he next call starts again from step 0." in str(failed.value)
     assert ("Set checkpoint.save_interval" in str(failed.value)) is advised
     assert ("No checkpoint was complete" in str(failed.value)) is (step is not None)
 

@@ -365,6 +365,11 @@ class RunFolder:
         return str(self.run.parent) if self.run.parent else None
 
     @property
+    def start(self) -> str:
+        """Where training starts that has no checkpoint of its own: the parent's, or step 0."""
+        return self.parent_name or "step 0"
+
+    @property
     def train_manifest(self) -> Path:
         return self.path / "train.json"
 

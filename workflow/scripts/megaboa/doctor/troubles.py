@@ -92,7 +92,7 @@ class Case:
 def _begins(case: Case) -> str:
     if case.iteration:
         return f"resumes from iteration {case.iteration}"
-    return "starts again from the first step (no checkpoint was complete)"
+    return "starts again from step 0 (no checkpoint was complete)"
 
 
 def advice(trouble: str, case: Case) -> list[str]:
@@ -134,7 +134,7 @@ def nan(case: Case) -> list[str]:
         "see whether the same step fails again from the same checkpoint: then look at that step's batch "
         "(recovery.loss_spike leaves batches out)"
         if case.iteration
-        else "there is no checkpoint, so the next call starts again from the first step: "
+        else "there is no checkpoint, so the next call starts again from step 0: "
         f"{'' if case.save_interval else 'set checkpoint.save_interval, and '}look at the failed step's batch if it "
         "fails there again",
         "under fp16 take bf16_mixed; under FP8 compare with bf16_mixed for a hundred steps",

@@ -291,8 +291,7 @@ def _stopped(folder: RunFolder, run: Progress) -> str:
         return ""
     saved = checkpoints.latest(RunStore.of(folder.attempts_link).checkpoints)
     if not saved:
-        begin = "its parent's checkpoint" if folder.run.parent else "the first step"
-        return f"stopped at step {run.step}{of}, nothing was saved; the same call starts it again from {begin}"
+        return f"stopped at step {run.step}{of}, nothing was saved; the same call starts it again from {folder.start}"
     if saved < run.step:
         return f"stopped at step {run.step}{of}, saved at step {saved}; the same call resumes it from there"
     return f"stopped at step {run.step}{of}, saved; the same call resumes it"

@@ -34,7 +34,7 @@ from megaboa.records import (
     read_if_there,
     write,
 )
-from megaboa.run import checkpoints, progress
+from megaboa.run import checkpoints, completion, progress
 from megaboa.run.checkpoints import LOSS
 from megaboa.store_paths import RunStore
 
@@ -51,7 +51,7 @@ def export_along(folder: RunFolder, spec: AlongSpec, say: Say = print, follow: b
     """
     payload, failed, done = _store(folder), {}, {}
     while True:
-        over = not follow or folder.train_manifest.exists() or _is_finished(payload)
+        over = not follow or folder.train_manifest.exists() or completion.all_saved(payload)
         for iteration in wanted(payload, spec.every):
             if iteration not in done and iteration not in failed:
                 one = _Step(AlongFolder(folder.path, iteration=iteration), payload, spec, say)
@@ -80,11 +80,6 @@ def _store(folder: RunFolder) -> RunStore:
     if folder.attempts_link.exists():
         return RunStore.of(folder.attempts_link)
     raise InputError(f"run {folder.name} has not begun: there is no checkpoint to export")
-
-
-def _is_finished(payload: RunStore) -> bool:
-    last = progress.last_step(payload)
-    return last is not None and checkpoints.latest(payload.checkpoints) >= last
 
 
 @dataclass(frozen=True)

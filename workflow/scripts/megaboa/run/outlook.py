@@ -4,8 +4,8 @@ only."""
 from __future__ import annotations
 
 from megaboa.paths import RunFolder
-from megaboa.records import Identity, read, read_ledger
-from megaboa.run import checkpoints, ledger, progress
+from megaboa.records import Identity, read
+from megaboa.run import checkpoints, completion, progress
 from megaboa.run.identity import stored
 from megaboa.run.unfinished import differences, present
 from megaboa.store_paths import RunStore
@@ -32,28 +32,23 @@ def outlook(folder: RunFolder, restarts: bool = False) -> str | None:
         return f"continues from its own step {folder.run.parent.iteration} (continue_from: itself)"
     changed = differences(read(Identity, before.identity), now.run, now.identity)
     if not changed:
-        return f"trains again from {_start(folder)}: its checkpoints are in {before.path}, not in {folder.launch.store}"
+        return f"trains again from {folder.start}: its checkpoints are in {before.path}, not in {folder.launch.store}"
     more = f" and {len(changed) - SHOWN} more" if len(changed) > SHOWN else ""
     saved = checkpoints.latest(before.checkpoints)
     if restarts:
         rest = f" (its {saved} steps stay in {before.path})" if saved else ""
     else:
         rest = f" (continue_from: itself would continue from step {saved})" if saved else ""
-    return f"trains again from {_start(folder)}: {', '.join(changed[:SHOWN])}{more}{rest}"
+    return f"trains again from {folder.start}: {', '.join(changed[:SHOWN])}{more}{rest}"
 
 
 def _of_present(store: RunStore, folder: RunFolder, restarts: bool) -> str | None:
     """Of a run that has begun with its present settings."""
     step, last = checkpoints.latest(store.checkpoints), progress.last_step(store)
-    completed = any(end.outcome == "completed" for end in ledger.ends(read_ledger(store.ledger)))
-    if completed or (last and step >= last):
+    if completion.finished(folder, store):
         return f"has all its steps{f' ({last})' if last else ''}: nothing is trained again"
     if step:
         of = f" of {last}" if last else ""
         kept = " (restart drops nothing, since no setting has changed)" if restarts else ""
         return f"resumes at step {step}{of}{kept}"
-    return f"starts again from {_start(folder)}: nothing was saved" if store.attempts else None
-
-
-def _start(folder: RunFolder) -> str:
-    return folder.parent_name or "step 0"
+    return f"starts again from {folder.start}: nothing was saved" if store.attempts else None

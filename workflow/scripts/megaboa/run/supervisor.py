@@ -22,12 +22,10 @@ from megaboa.records import (
     AttemptEnd,
     AttemptStart,
     Called,
-    Found,
     Identity,
     Kept,
     Outcome,
     Parent,
-    RankEnd,
     Step,
     TrainRecord,
     read,
@@ -39,6 +37,7 @@ from megaboa.run import (
     bad_nodes,
     checkpoints,
     claims,
+    completion,
     failures,
     flight,
     ledger,
@@ -110,7 +109,7 @@ def train(folder: RunFolder, life: int = 1) -> TrainRecord:
         held.callback(call.end_waiting_check)
         if site.job:  # of other runs, whose supervisors may be gone
             bad_nodes.revise_in_background(folder.path.parents[2])
-        if not finished(folder, payload):
+        if not completion.finished(folder, payload):
             with _told(call):
                 _bring_to_its_end(call)
         else:  # the job may have ended before the attempt's end was written, or during the checksums
@@ -150,7 +149,7 @@ def _bring_to_its_end(call: Call) -> None:
         called = Called(job=job and job.id, restarts=job and job.restarts, excluded=excluded)
         ledger.append(call.payload.ledger, called)
         call.payload.stop.unlink(missing_ok=True)
-    while not finished(call.folder, call.payload):
+    while not completion.finished(call.folder, call.payload):
         heed_signals(call)
         require_claim(call)
         leave_avoided_nodes(call)
@@ -232,7 +231,7 @@ def _attempt(call: Call) -> None:
         if reading:
             reading.leave()
     require_claim(call)  # if the scheduler lost sight of this host, the run's next holder writes the end
-    if finished(folder, payload):
+    if completion.finished(folder, payload):
         _close(call, number, "completed", None, None, str(watched.ended))
         _look_at_gpus_of(call, number, GPUS_SECONDS)
         verification.record_checksums(call, target)
@@ -409,12 +408,11 @@ def _next(call: Call) -> str:
     """A sentence about what the next call will do."""
     if checkpoints.latest(call.payload.checkpoints):
         return RESUMES
-    where = "its parent's checkpoint" if call.folder.parent_manifest else "the first step"
-    begins = f"the next call starts again from {where}."
+    start = f"next call starts again from {call.folder.start}."
     if not any(end.last_step for end in ledger.ends(call.entries)):  # no step was lost
-        return begins.capitalize()
+        return f"The {start}"
     advice = "" if call.folder.launch.checkpoint.get("save_interval") else " Set checkpoint.save_interval."
-    return f"No checkpoint was complete: {begins}{advice}"
+    return f"No checkpoint was complete: the {start}{advice}"
 
 
 def _close_what_was_left_open(call: Call) -> None:
@@ -423,7 +421,7 @@ def _close_what_was_left_open(call: Call) -> None:
     if start is None:
         return
     killed = f"the supervisor (process {start.pid} on host {start.host}) was killed"
-    if finished(call.folder, call.payload):
+    if completion.finished(call.folder, call.payload):
         _close(call, start.attempt, "completed", None, None, f"every step was done; {killed} before it could say so")
         return
     failure = Failure("lost", killed)
@@ -476,34 +474,6 @@ def _end_of(call: Call, number: int, outcome: Outcome, failure: Failure | None) 
 
 def _steps(target: AttemptFolder) -> list[Step]:
     return [event for event in read_steps(target.steps) if isinstance(event, Step)]
-
-
-def finished(folder: RunFolder, payload: RunStore) -> bool:
-    """Whether the last step's checkpoint is complete or, if nothing is saved, every rank has left its record at that
-    step.
-
-    Exit codes don't count, because Bridge also exits with 0 after a signal or a time limit.
-    """
-    last = progress.last_step(payload)
-    if last is None:
-        return False
-    if checkpoints.latest(payload.checkpoints) >= last:
-        return True
-    return not _saves(folder, payload) and _ended_at(folder, payload, last)
-
-
-def _saves(folder: RunFolder, payload: RunStore) -> bool:
-    asked = folder.launch.checkpoint
-    if "save_interval" in asked:
-        return asked["save_interval"] != 0
-    return not payload.found.exists() or read(Found, payload.found).saves
-
-
-def _ended_at(folder: RunFolder, payload: RunStore, step: int) -> bool:
-    """Whether every rank of the newest attempt has left its record at this step."""
-    target = payload.attempt(ledger.next_attempt(payload) - 1)
-    records = [target.end_record(rank) for rank in range(folder.run.world_size)]
-    return all(end.exists() and read(RankEnd, end).step >= step for end in records)
 
 
 def manifest_of(folder: RunFolder, payload: RunStore, identity: Identity) -> TrainRecord:

@@ -9,7 +9,7 @@ from typing import Any
 from megaboa.harmless import without_harmless
 from megaboa.paths import RunFolder
 from megaboa.records import Identity, Tree, read_ledger
-from megaboa.run import checkpoints, ledger, progress
+from megaboa.run import checkpoints, completion, ledger, progress
 from megaboa.run.identity import identity_of, stored
 from megaboa.store_paths import RunStore
 
@@ -63,11 +63,8 @@ def other_work(folder: RunFolder) -> list[Unfinished]:
 
 def _unfinished_step(store: RunStore) -> int:
     """The step that training could resume from; 0 if it is finished, or would start from step 0 anyway."""
-    step, last = checkpoints.latest(store.checkpoints), progress.last_step(store)
-    if last is not None and step >= last:
-        return 0
-    ends = ledger.ends(read_ledger(store.ledger))
-    return 0 if any(end.outcome == "completed" for end in ends) else step
+    completed = any(end.outcome == "completed" for end in ledger.ends(read_ledger(store.ledger)))
+    return 0 if completed or completion.all_saved(store) else checkpoints.latest(store.checkpoints)
 
 
 def differences(before: Identity, run: Tree, now: Identity | None) -> list[str]:
