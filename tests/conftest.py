@@ -3,6 +3,7 @@
 import gc
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +23,10 @@ sys.dont_write_bytecode = False
 # A `make` that a test starts is no part of the `make test` that started the tests.
 for name in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS"):
     os.environ.pop(name, None)
+
+# A shell lets what it starts in the background ignore Ctrl-C, and so would all that the tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # What `megaboa calibrate` has measured in this clone is not the tests': they take the shipped calibrations.
 calibration.FOLDER = Path("calibrations-that-no-test-reads")

@@ -29,7 +29,8 @@ from megaboa.store_paths import RunStore
 NAME = "faults"
 SAVE_INTERVAL, HIT_AT = 10, 13
 ONE_HOST, TWO_HOSTS = "resources.nodes: 1", "resources.nodes: 2"
-STEPS = "training.train_iters: 60"
+LAST = 60
+STEPS = f"training.train_iters: {LAST}"
 WAIT = 400.0  # for what comes when it comes: other work may share this machine
 AT_ONCE = "recovery.backoff_seconds: 0"
 PAGE = 4096
@@ -127,12 +128,19 @@ class Faults:
         self.clone.wait_for_step(NAME, run, step)
         self._signal_first_rank(run, "STOP")
 
-    def park_in_a_save(self, run: str, iteration: int) -> Path:
-        """Likewise in the middle of a save, whose folder is returned."""
-        saving = self.store(run) / "checkpoints" / f"iter_{iteration:07d}"
-        self.signal_rank_when_there(run, self.clone.starts(NAME, run)[-1]["nodes"][0], saving, "STOP")
-        assert not (saving / "complete.json").exists()
-        return saving
+    def park_in_a_save(self, run: str) -> Path:
+        """Let a parked run go on until the middle of a save, whose folder is returned.
+
+        On a busy machine a save may be over before its folder is seen: then it is the next one.
+        """
+        host = self.clone.starts(NAME, run)[-1]["nodes"][0]
+        for iteration in range(SAVE_INTERVAL, LAST, SAVE_INTERVAL):
+            saving = self.store(run) / "checkpoints" / f"iter_{iteration:07d}"
+            if not saving.exists():
+                self.signal_rank_when_there(run, host, saving, "STOP", first="CONT")
+            if not (saving / "complete.json").exists():
+                return saving
+        raise AssertionError(f"every save of {run} was over before it could be stopped")
 
     def unpark(self, run: str) -> None:
         self._signal_first_rank(run, "CONT")
@@ -349,12 +357,14 @@ class Faults:
     def kill_rank_when_there(self, host: str, path: Path) -> None:
         self.signal_rank_when_there(self.run, host, path, "KILL")
 
-    def signal_rank_when_there(self, run: str, host: str, path: Path, name: str) -> None:
-        """To the rank on a host, as soon as a file is there: who waits is on that host and knows its process."""
-        self._do_when_there(host, path, f"kill -{name} {min(self.ranks(host, run))}")
+    def signal_rank_when_there(self, run: str, host: str, path: Path, name: str, first: str | None = None) -> None:
+        """To the rank on a host, as soon as a file is there: who waits is on that host and knows its process. `first`:
+        a signal at once."""
+        rank = min(self.ranks(host, run))
+        self._do_when_there(host, path, f"kill -{name} {rank}", f"kill -{first} {rank}" if first else ":")
 
-    def _do_when_there(self, host: str, path: Path, command: str) -> None:
-        wait = f"for try in $(seq 12000); do [ -e {path} ] && exec {command}; sleep 0.01; done"
+    def _do_when_there(self, host: str, path: Path, command: str, first: str = ":") -> None:
+        wait = f"{first}; for try in $(seq 12000); do [ -e {path} ] && exec {command}; sleep 0.01; done"
         self.lab.on_node(host, ["bash", "-c", f"{wait}; echo {path} never came; exit 1"], user="root", timeout=WAIT)
 
     def keep_on(self, disk: Path, run: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import matrix
 import pytest
-from faults import AT_ONCE, HIT_AT, NAME, SAVE_INTERVAL, STEPS, Faults
+from faults import AT_ONCE, HIT_AT, NAME, STEPS, Faults
 from lab import Lab
 from site_clone import SiteClone
 
@@ -39,8 +39,7 @@ def test_the_network_is_cut_for_a_minute(faults):
     process = faults.start("cut", "cut-save")
     faults.park("cut-save")
     faults.park("cut", HIT_AT)
-    faults.unpark("cut-save")
-    saving = faults.park_in_a_save("cut-save", SAVE_INTERVAL)
+    saving = faults.park_in_a_save("cut-save")
     second = {faults.clone.starts(NAME, run)[0]["nodes"][1] for run in ("cut", "cut-save")}
     for host in second:
         faults.lab.isolate(host)
