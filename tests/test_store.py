@@ -1,5 +1,8 @@
 """megaboa.store: payload folders by identity."""
 
+import errno
+import fcntl
+import os
 import socket
 import subprocess
 import sys
@@ -7,6 +10,8 @@ import sys
 import pytest
 
 from megaboa import store
+from megaboa.calls import lock
+from megaboa.errors import InputError
 
 
 def test_folder_is_readable_and_changes_with_the_identity(tmp_path):
@@ -27,6 +32,18 @@ def test_a_payload_is_there_whole_or_not_at_all(tmp_path):
     with store.building(final) as partial:
         assert partial is None
     assert (final / "whole").exists()
+
+
+@pytest.mark.parametrize("locks", [lambda path: store.locked(path / "lock").__enter__(), lock.claim_experiment])
+def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch, locks):
+    def flock(stream, operation):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(
+        (InputError, SystemExit), match=r"lock: can't be locked \(.*\); mount .* \(Lustre: option `flock`\)"
+    ):
+        locks(tmp_path)
 
 
 BUILDER = """

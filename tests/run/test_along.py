@@ -110,6 +110,20 @@ def test_a_proof_that_is_gone_or_an_export_that_is_gone_is_made_again(run):
 
 
 @pytest.mark.parametrize("kind", ALL)
+def test_what_failed_for_other_settings_does_not_count_for_these(run, kind):
+    run.save(10)
+    run.export()
+    failing = run.scripts / f"{kind}-fails-10"
+    failing.touch()
+    with pytest.raises(InputError):
+        run.export(replace(SPEC, file_gb=1.0))
+    failing.unlink()
+    run.calls()
+    run.export()
+    assert run.calls() == [f"{kind} 10" for kind in ALL]
+
+
+@pytest.mark.parametrize("kind", ALL)
 def test_one_that_fails_stops_no_other_and_is_tried_again(run, kind):
     run.save(10, 20)
     (run.scripts / f"{kind}-fails-10").touch()

@@ -1,6 +1,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -144,6 +145,9 @@ def test_a_checkpoint_can_be_damaged_again(tmp_path):
         aside = checkpoints.distrust(tmp_path, 20)
         assert (aside / "__0_0.distcp").read_text() == content
     assert sorted(path.name for path in tmp_path.iterdir()) == ["damaged_iter_0000020", "damaged_iter_0000020-2"]
+    shutil.rmtree(tmp_path / "damaged_iter_0000020")
+    save_tensors(tmp_path, 20)
+    assert checkpoints.distrust(tmp_path, 20).name == "damaged_iter_0000020", "the first name that is free"
 
 
 def test_all_that_came_too_fast_are_read_later(tmp_path):

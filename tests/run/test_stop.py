@@ -50,6 +50,11 @@ def test_a_process_is_asked(store):
     assert said.startswith("asked process ") and said.endswith(" to save and stop") and store.stop.exists()
 
 
+def test_a_killed_process_is_not_asked(store):
+    write(store.claims / "000001.json", claims.myself(None))  # nobody holds its lock
+    assert stop(store) == "it isn't running" and not store.stop.exists()
+
+
 def test_a_running_job_is_asked_and_not_cancelled(held_by_job, job):
     cancelled = job("RUNNING")
     assert stop(held_by_job) == "asked SLURM job 17 to save and stop"

@@ -200,6 +200,23 @@ def test_every_write_waits_for_the_disk(run, hiccups, monkeypatch):
     assert {"attempts.jsonl", "train.json.tmp", "rank-0.log", "end", "digests.json.tmp"} <= names
 
 
+@pytest.mark.parametrize("reads", ["_has_stopped", "watch_of"])
+def test_what_is_read_when_ranks_start_waits_for_the_disk(run, monkeypatch, reads):
+    """An exception between the start of the ranks and their watch would leave them without a supervisor."""
+    monkeypatch.setattr(patience, "AGAIN_SECONDS", 0.0)
+    real, failed = getattr(supervisor, reads), []
+
+    def unlucky(*given):
+        if not failed:
+            failed.append(reads)
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return real(*given)
+
+    monkeypatch.setattr(supervisor, reads, unlucky)
+    assert run.train().iteration == LAST and failed == [reads]
+    assert run.attempts == [(0, "completed", None)]
+
+
 def test_a_file_system_that_does_not_come_back_ends_the_wait(monkeypatch):
     def fail():
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -13,8 +13,9 @@ import shutil
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+from megaboa.errors import InputError
 from megaboa.files import digest
 
 ID_LENGTH = 12
@@ -35,9 +36,7 @@ def locked(path: str | Path, on_wait: Callable[[str], None] = lambda holder: Non
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+") as stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not try_lock(stream):
             stream.seek(0)
             on_wait(stream.read().strip() or "another process")
             fcntl.flock(stream, fcntl.LOCK_EX)
@@ -45,6 +44,18 @@ def locked(path: str | Path, on_wait: Callable[[str], None] = lambda holder: Non
         stream.write(f"process {os.getpid()} on host {socket.gethostname()}\n")
         stream.flush()
         yield
+
+
+def try_lock(stream: IO[str]) -> bool:
+    """Lock an open file; False if another process holds it. Raises InputError where the file system has no locks."""
+    try:
+        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        why = f"can't be locked ({error.strerror})"
+        raise InputError(f"{stream.name}: {why}; mount its file system with locks (Lustre: option `flock`)") from None
+    return True
 
 
 @contextlib.contextmanager

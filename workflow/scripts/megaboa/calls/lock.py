@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import socket
 import sys
@@ -10,6 +9,8 @@ from pathlib import Path
 from typing import IO
 
 from megaboa.calls import say
+from megaboa.errors import InputError
+from megaboa.store import try_lock
 
 _held: list[IO[str]] = []  # kept open for the life of this process, because they hold locks
 _holder: list[str] = []  # description of another process that works on the experiment
@@ -24,8 +25,10 @@ def claim_experiment(results: str | Path) -> bool:
     path.parent.mkdir(parents=True, exist_ok=True)
     stream = path.open("a+")
     try:
-        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+        mine = try_lock(stream)
+    except InputError as error:
+        sys.exit(str(error))
+    if not mine:
         stream.seek(0)
         _holder.append(f"{results} is being worked on by {stream.read().strip()}")
         say(f"{_holder[0]}: its files are left as they are")

@@ -119,7 +119,8 @@ class _Step:
             "export": ["export-model", "--spec", str(folder.spec), *source, *self._image, "--out", str(folder.export)],
             "proof": proof,
         }
-        folder.proof.unlink(missing_ok=True)
+        for earlier in (folder.proof, folder.asked_for):  # what is made now may be for other settings
+            earlier.unlink(missing_ok=True)
         for kind, words in jobs.items():
             if problem := self._run(kind, self._starter(kind), words):
                 return problem

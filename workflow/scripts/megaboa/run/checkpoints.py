@@ -18,7 +18,7 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -186,8 +186,8 @@ def damage(
 def distrust(checkpoints: Path, iteration: int) -> Path:
     """Set a damaged checkpoint aside for inspection; it no longer counts. Returns its new path."""
     path = folder(checkpoints, iteration)
-    number = 1 + sum(1 for _ in checkpoints.glob(f"damaged_{path.name}*"))
-    return path.rename(path.with_name(f"damaged_{path.name}" + (f"-{number}" if number > 1 else "")))
+    first = path.with_name(f"damaged_{path.name}")
+    return path.rename(_free(itertools.chain([first], (Path(f"{first}-{number}") for number in itertools.count(2)))))
 
 
 def trust_again(checkpoints: Path, iteration: int, aside: str) -> None:
@@ -335,8 +335,11 @@ def _put_out_of_sight(path: Path) -> None:
     This doesn't wait for files of an earlier one with the same name to be deleted: it may be large, and NFS may refuse
     to empty a folder in which a dead rank has open files.
     """
-    names = (path.with_name(f"{REMOVED}{path.name}" + "-again" * times) for times in itertools.count())
-    path.rename(next(name for name in names if not name.exists()))
+    path.rename(_free(path.with_name(f"{REMOVED}{path.name}" + "-again" * times) for times in itertools.count()))
+
+
+def _free(names: Iterable[Path]) -> Path:
+    return next(name for name in names if not name.exists())
 
 
 def _of_each[Fact](path: Path, names: list[str], look: Callable[[Path], Fact]) -> dict[str, Fact]:

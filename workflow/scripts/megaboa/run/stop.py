@@ -14,7 +14,7 @@ from megaboa.store_paths import RunStore
 def stop(store: RunStore, say: Callable[[str], None] = print) -> str:
     """Ask a run to stop, and return a sentence about what will happen. A waiting job is cancelled."""
     last, training = claims.last_holder(store.claims), claims.holder(store.claims) is not None
-    if last is None or (last.job is None and not training):
+    if last is None or (last.job is None and claims.is_held(store.claims) is False):
         return "it isn't running"
     if last.job is None:
         patiently(store.stop.touch, say)

@@ -69,8 +69,9 @@ from megaboa.run.inputs import UnusableInputError, check_data, check_image, chec
 from megaboa.run.lives import Signals
 from megaboa.run.patience import FULL, full, patiently
 from megaboa.run.resume import Beginning
-from megaboa.run.watch import Watched, leave_out, watch_of
+from megaboa.run.watch import Watch, Watched, leave_out, watch_of
 from megaboa.scheduler.answers import UnreachableError
+from megaboa.scheduler.ranks import Ranks
 from megaboa.scheduler.registry import cluster
 from megaboa.store_paths import AttemptFolder, RunStore
 
@@ -215,13 +216,18 @@ def _attempt(call: Call) -> None:
     started = time.time()
     arguments = (folder, payload, target, call.claim, beginning, skipped, bool(reading))
     command = call.patiently(lambda: rank_command(*arguments))
+    stand_by = functools.partial(_stand_by, call, target, command[:2], environment)
+
+    def start_ranks() -> tuple[Watch, Ranks]:
+        watch = watch_of(call, target, stand_by, reading)
+        return watch, call.site.start(command, world_size, target.path, environment)
+
     try:
-        ranks = call.patiently(lambda: call.site.start(command, world_size, target.path, environment))
+        # A stopped attempt was examined when it stopped.
+        call.patiently(lambda: _has_stopped(call, number - 1) or _look_at_gpus_of(call, number - 1))
+        watch, ranks = call.patiently(start_ranks)  # nothing may fail from here on: only the watch ends the ranks
         call.healthy = False
-        if not _has_stopped(call, number - 1):  # a stopped attempt was examined when it stopped
-            _look_at_gpus_of(call, number - 1)
-        stand_by = functools.partial(_stand_by, call, target, command[:2], environment)
-        watched = watch_of(call, target, stand_by, reading).until_ended(ranks)
+        watched = watch.until_ended(ranks)
     except BaseException as error:
         cause = "disk_full" if isinstance(error, OSError) and error.errno in FULL else "crash"
         failure = Failure(cause, f"the supervisor failed: {type(error).__name__}: {error}")
