@@ -104,6 +104,7 @@ OURS_ALONE = {
     "low_precision_is_aligned": {
         "training": {"precision": "bf16_with_fp8_current_scaling_mixed", "seq_length": 60, "global_batch_size": 16}
     },
+    "copies_on_nodes_can_be_resumed": {"launch": {"checkpoint": {"save_interval": 10, "local": {"every": 20}}}},
     "batch_has_one_size": {"overrides": {"train.rampup_batch_size": [4, 4, 8]}},
     "warmup_ends_before_the_decay": {"schedule": {"warmup_iters": 6}},
     "recomputed_predictions_are_one_by_one": {

@@ -160,6 +160,7 @@ MISTAKES = [
     mistake("a branch of Bridge", "image.bridge_source.commit", "'main' is not a commit: give the full hash", add=f"image: {{runtime: pyxis, path: 'x@sha256:{'0' * 64}', bridge_source: {{repo: 'https://x/y', commit: main}}}}\n"),
     mistake("a short hash of Bridge", "image.bridge_source.commit", "full hash of 40 digits", add=f"image: {{runtime: pyxis, path: 'x@sha256:{'0' * 64}', bridge_source: {{repo: 'https://x/y', commit: abc1234}}}}\n"),
     mistake("a relative place for Bridge", "image.bridge_source.mount_as", "'opt'", "path of the checkout", add=f"image: {{runtime: pyxis, path: 'x@sha256:{'0' * 64}', bridge_source: {{repo: 'https://x/y', commit: '{'0' * 40}', mount_as: opt}}}}\n"),
+    mistake("a sweep over evaluations", "sweep.runs.a.evaluate.command", "it is no property of a run", add="sweep: {runs: {a: {evaluate.command: x}}}\n"),
     mistake("a sweep over images", "sweep.grid.image.path", "all runs of an experiment share the image", add="sweep: {grid: {image.path: [a, b]}}\n"),
     # models, corpora, references and files
     mistake("two origins", "models.dense", "has both hf and config", replace=("    tokenizer: bpe\n", "    tokenizer: bpe\n    hf: org/name\n")),
@@ -217,6 +218,13 @@ MISTAKES = [
     mistake("a pattern without tiktoken", "tokenizers.bpe", "name its file, or remove them", replace=("vocab_size: 512", "tiktoken_pattern: v1")),
     mistake("merges for vocab", "tokenizers.bpe.vocab", "'old.bin' is not GPT-2's vocab.json", replace=("train_on: text, vocab_size: 512", "vocab: old.bin, merges: v.json")),
     mistake("misspelt stdlib", "corpora.text.source", "did you mean 'python-stdlib'", replace=("python-stdlib", "python-stdlb")),
+    mistake("a recipe that is no Python", "models.dense.recipe", "broken.py, line 1: '(' was never closed", replace=("config: {model_type: qwen3, hidden_size: 64}", "recipe: broken.py")),
+    mistake("a profiler that is no Python", "profile.tool", "broken.py, line 1:", add="profile: {tool: broken.py}\n"),
+    mistake("a model whose config.json is cut off", "models.dense.hf", "config.json can't be read:", replace=("config: {model_type: qwen3, hidden_size: 64}", "hf: ./broken")),
+    mistake("a model whose config.json is a list", "models.dense.hf", "config.json is no JSON object", replace=("config: {model_type: qwen3, hidden_size: 64}", "hf: ./listed")),
+    mistake("a number with a last underscore", "training.seed", "10_ is not a finite number", replace=training("seed: 10_")),
+    mistake("a fraction with an underscore before the point", "optimizer.lr", "1_.5 is not a finite number", add="optimizer: {lr: 1_.5}\n"),
+    mistake("text tagged as a number", "optimizer.lr", "abc is not a finite number", add="optimizer: {lr: !!float abc}\n"),
     mistake("missing recipe file", "models.dense.recipe", "there is no file 'recipes/none.py'", replace=("config: {model_type: qwen3, hidden_size: 64}", "recipe: recipes/none.py")),
     mistake("unknown performance recipe", "models.dense.recipe", "Bridge has no performance recipe 'llama'", replace=("config: {model_type: qwen3, hidden_size: 64}", "recipe: perf_recipes.llama")),
     mistake("performance recipe that fine-tunes", "models.dense.recipe", "fine-tunes (sft)", replace=("config: {model_type: qwen3, hidden_size: 64}", "recipe: llama3_8b_sft_8gpu_h100_bf16_config")),
@@ -291,6 +299,10 @@ def test_mistake(mistake: Mistake, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert not old or old in GOOD
     write_indexed(Path("old"), [[1, 2]])
     Path("v.json").write_text("{}")
+    Path("broken.py").write_text("recipe(\n")
+    for folder, text in {"broken": '{"model_type":', "listed": "[1]"}.items():
+        Path(folder).mkdir()
+        Path(folder, "config.json").write_text(text)
     file = Path("experiment.yaml")
     file.write_text(GOOD.replace(old, new) + mistake.add if old else GOOD + mistake.add)
     message = message_of([file])

@@ -31,6 +31,7 @@ _ABSENT = object()
 
 def facts_of(config: ConfigContainer, run: RunSpec, launch: LaunchSpec, profile: ProfileSpec) -> Facts:
     wanted, model = launch.checkpoint, config.model
+    copies = wanted.get("local") or {}
     kind = forward_steps.kind_of(model, run)
     saved = wanted.get("save_interval", config.checkpoint.save_interval)
     positions = getattr(model, "position_embedding_type", None)
@@ -49,6 +50,9 @@ def facts_of(config: ConfigContainer, run: RunSpec, launch: LaunchSpec, profile:
         training=Training(
             save_interval=saved,
             keep_last=wanted.get("keep_last"),
+            copied_every=copies.get("every"),
+            copied_to_partner=bool(copies.get("partner")),
+            task=run.task,
             precision=run.training.get("precision") or _precision(config),
             pipeline_dtype=model.pipeline_dtype is not None or config.mixed_precision is not None,
             adapter_rank=run.tuning["rank"] if run.has_adapters else None,

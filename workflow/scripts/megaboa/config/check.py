@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import functools
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from megaboa.config.yaml_file import Places, dotted
 from megaboa.data import filters, pairs, tokenizer_files
 from megaboa.data.sources import STDLIB, file_stems, files_of, hub_id, is_hub_id
 from megaboa.errors import InputError
+from megaboa.files import read_json
 from megaboa.image import dockerfile, image_file
 from megaboa.image.pins import build_arguments
 from megaboa.image.references import SUFFIXES, image_problem, is_file, mount_problem, split_mount
@@ -252,7 +254,7 @@ def references(raw: Tree, places: Places, factors: Any) -> list[Problem]:
             complain(("corpora", name, "filter"), [message])
         complain(("corpora", name, "tokenizer"), _tokenizer_problem(corpus.get("tokenizer"), list(named("tokenizers"))))
     if isinstance(raw.get("profile"), dict):
-        complain(("profile", "tool"), _missing_file(raw["profile"].get("tool")))
+        complain(("profile", "tool"), _code_problem(raw["profile"].get("tool")))
     for path, message in _image_problems(raw.get("image")):
         complain(path, [message])
     for name, message in _same_files(named("corpora")):
@@ -298,6 +300,12 @@ def _folder_problem(name: Any, needs: str | None) -> list[str]:
         return [f"there is no folder {name!r}: check the path"]
     if needs and not (folder / needs).is_file():
         return [f"the folder {name!r} has no {needs}: it is not a Hugging Face model"]
+    if needs:
+        try:
+            if not isinstance(read_json(folder / needs), dict):
+                return [f"{folder / needs} is no JSON object: it is not a Hugging Face model's"]
+        except (OSError, ValueError) as error:
+            return [f"{folder / needs} can't be read: {error}"]
     return []
 
 
@@ -305,18 +313,27 @@ def _recipe_problem(recipe: Any) -> list[str]:
     if not isinstance(recipe, str):
         return []
     if recipe.endswith(".py"):
-        return _missing_file(recipe)
+        return _code_problem(recipe)
     if not recipe.removeprefix(bridge_recipes.PREFIX).isidentifier():
         return [f"{recipe!r} is neither a Python file (.py) nor the name of a recipe"]
     problem = bridge_recipes.problem(recipe)
     return [problem] if problem else []
 
 
-def _missing_file(path: Any) -> list[str]:
-    """The problem of a missing Python file. Values of another kind are checked elsewhere."""
-    if not isinstance(path, str) or not path.endswith(".py") or FilePath(path).expanduser().is_file():
+def _code_problem(path: Any) -> list[str]:
+    """The problem of a Python file that is missing, or is no Python. Values of another kind are checked elsewhere."""
+    if not isinstance(path, str) or not path.endswith(".py"):
         return []
-    return [f"there is no file {path!r}: check the path"]
+    file = FilePath(path).expanduser()
+    if not file.is_file():
+        return [f"there is no file {path!r}: check the path"]
+    try:
+        ast.parse(file.read_bytes())
+    except SyntaxError as error:
+        return [f"{path}, line {error.lineno}: {error.msg}"]
+    except (OSError, ValueError) as error:
+        return [f"{path} can't be read: {error}"]
+    return []
 
 
 def _tokenizer_problem(name: Any, trained: list[str]) -> list[str]:

@@ -28,8 +28,7 @@ NOT_SWEPT = {
     "image": "all runs of an experiment share the image",
     "corpora": "corpora are shared by all runs: define several, and sweep `data.blend`",
     "budget": "it is the whole plan's",
-    "export": "it is no property of a run",
-    "report": "it is no property of a run",
+    **dict.fromkeys(("evaluate", "export", "generate", "prove", "report", "tune"), "it is no property of a run"),
     "sweep": "a sweep can't contain itself",
 }
 

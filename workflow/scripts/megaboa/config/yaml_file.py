@@ -137,11 +137,9 @@ class _Reader:
                 return None
             case "bool":
                 return text.lower() == "true"
-            case "int" if re.fullmatch(r"[-+]?[0-9_]+", text):
-                return int(text)
-            case "float" if math.isfinite(float(text)):
-                return float(text)
-            case "float" | "int":
+            case "float" | "int" as kind:
+                if (number := _number(kind, text)) is not None:
+                    return number
                 self.problem(node, path, f"{text} is not a finite number")
             case _:
                 self.problem(node, path, f"the tag {tag!r} is not allowed: write plain YAML")
@@ -209,3 +207,13 @@ def _syntax_message(text: str, error: yaml.MarkedYAMLError) -> str:
         return "there is a tab in the indentation: indent with spaces"
     detail = ", ".join(part for part in (error.context, error.problem) if part)
     return f"is not YAML: {detail}"
+
+
+def _number(kind: str, text: str) -> int | float | None:
+    """The number that is written so; None if there is no finite one, as in `10_`, `.inf` or `0x10`."""
+    try:
+        if kind == "int":
+            return int(text)
+        return value if math.isfinite(value := float(text)) else None
+    except ValueError:
+        return None

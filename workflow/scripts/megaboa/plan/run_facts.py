@@ -91,6 +91,7 @@ def _training(config: Experiment, quantities: Quantities) -> Training:
         save_interval=config.checkpoint.save_interval,
         keep_last=config.checkpoint.keep_last,
         **_copies(config),
+        task=config.task,
         precision=training.precision,
         optimizer=config.optimizer.name,
         **tasks.facts(config),
@@ -102,14 +103,16 @@ def _known_training(config: Experiment, quantities: Quantities) -> Training:
     iters, gbs, mbs = (_whole(quantities.get(name)) for name in ("train_iters", "gbs", "mbs"))
     given = config.checkpoint.model_fields_set
     interval = config.checkpoint.save_interval if "save_interval" in given else None
-    return Training(iters=iters, gbs=gbs, mbs=mbs, save_interval=interval, **_copies(config), **_profile(config))
+    return Training(
+        iters=iters, gbs=gbs, mbs=mbs, save_interval=interval, **_copies(config), task=config.task, **_profile(config)
+    )
 
 
 def _copies(config: Experiment) -> dict[str, Any]:
     local = config.checkpoint.local
     if local is None:
         return {}
-    return {"copied_every": local.every, "copied_to_partner": bool(local.partner), "task": config.task}
+    return {"copied_every": local.every, "copied_to_partner": bool(local.partner)}
 
 
 def _whole(number: Number | None) -> int | None:
