@@ -11,6 +11,8 @@ import pytest
 
 from megaboa import __version__, commands
 from megaboa.__main__ import GROUPS, JOBS, NAMES_OF_JOBS, main, usage, usage_of_jobs
+from megaboa.commands import hosts
+from megaboa.run.call import TrainingFailed
 
 SCRIPTS = Path(__file__).parents[1] / "workflow" / "scripts"
 NAMES = [name for group in GROUPS.values() for name in group]
@@ -117,3 +119,21 @@ def test_experiments_and_runs_go_by_name_or_by_folder(tmp_path, monkeypatch):
             commands.run(text)
     with pytest.raises(argparse.ArgumentTypeError, match=r"there are lr0\.001"):
         commands.run("my/lr0.01")
+
+
+def test_bad_input_ends_a_command_with_one_sentence(tmp_path):
+    bundle = tmp_path / "broken.zip"
+    bundle.write_bytes(b"PK")
+    with pytest.raises(SystemExit, match=rf"^error: .*{bundle.name}"):
+        main(["reproduce", str(bundle), "--into", str(tmp_path / "into")])
+
+
+def test_a_capture_that_fails_says_so_as_other_jobs_do(tmp_path, monkeypatch):
+    """The doctor finds the reason in the job's log by this."""
+
+    def fail(folder):
+        raise TrainingFailed("rank 1 was killed")
+
+    monkeypatch.setattr(hosts, "capture_run", fail)
+    with pytest.raises(SystemExit, match=r"^error: rank 1 was killed$"):
+        main(["capture", str(tmp_path / "run.json"), "--out", str(tmp_path / "profile.json")])

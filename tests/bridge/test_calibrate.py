@@ -6,9 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from megaboa import records
 from megaboa.check import calibration
+from megaboa.commands import calibrate
 from megaboa.records import Calibration
 
 MEGABOA = Path(__file__).parents[2] / "workflow" / "scripts" / "megaboa"
@@ -39,3 +41,19 @@ def test_a_rank_that_fails_ends_the_others(tmp_path):
     command = [sys.executable, MEGABOA, "calibrate", "--device", "cpu", "--out", "/proc/no/file.json"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode != 0 and "/proc/no" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "there", "why"),
+    [
+        (["--device", "cuda"], 0, "--device: cuda, and this machine has no GPU"),
+        (["--device", "cuda", "--gpus", "3"], 2, "--gpus: 3, and this machine has 2"),
+        (["--device", "cpu", "--gpus", "0"], 0, "--gpus: 0: at least 1"),
+    ],
+)
+def test_ranks_that_this_machine_has_not_are_refused(monkeypatch, capsys, words, there, why):
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: there)
+    with pytest.raises(SystemExit):
+        calibrate.main(words)
+    assert capsys.readouterr().err.endswith(f"error: {why}\n")

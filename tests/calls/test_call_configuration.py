@@ -3,8 +3,11 @@
 from pathlib import Path
 from types import SimpleNamespace
 
-from megaboa.calls.configuration import given_values, own_experiment
+import pytest
+
+from megaboa.calls.configuration import given_values, own_experiment, own_target
 from megaboa.config import load
+from megaboa.errors import InputError
 
 MINE = """experiment: mine
 tokenizers: {bpe: {train_on: stdlib, vocab_size: 512}}
@@ -22,6 +25,12 @@ def test_values_of_the_command_line_are_given_again():
     assert given_values({"experiment": "x", "training": {"train_iters": 5}}) == [
         *("--config", "experiment=x", 'training={"train_iters": 5}')
     ]
+
+
+def test_prove_and_tune_are_called_one_after_the_other():
+    assert own_target(["snakemake", "-n"]) is None and own_target(["snakemake", "tune", "-n"]) == "tune"
+    with pytest.raises(InputError, match=r"^prove and tune each run an experiment of their own"):
+        own_target(["snakemake", "tune", "prove"])
 
 
 def test_problems_of_a_tuning_name_the_users_file_where_the_value_is_the_users(tmp_path, monkeypatch):

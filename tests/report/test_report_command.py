@@ -67,5 +67,5 @@ def test_captions_that_cannot_be_used_are_named(experiment):
     captions.write_text("loss: hm\n")
     done, out = report(experiment, captions)
     assert done.returncode == 1
-    assert done.stderr.startswith(f"{captions}: must have one caption for each")
+    assert done.stderr.startswith(f"error: {captions}: must have one caption for each")
     assert not out.exists()

@@ -27,7 +27,7 @@ try:
         LOADED, defaults.partition(PROFILE), None if SUBMITS else CONFIG_FILES[0]
     )
     COMMAND = configuration.call_again(workflow.configfiles, GIVEN)
-    for target in {"prove", "tune"}.intersection(
+    if target := configuration.own_target(
         () if IS_MODULE or not SUBMITS else sys.argv
     ):
         CONFIG_FILES, LOADED = configuration.own_experiment(workflow, LOADED, target)

@@ -58,7 +58,8 @@ NAMES_OF_JOBS = [name for names in JOBS.values() for name in names]
 
 def main(words: list[str]) -> int:
     try:
-        code = call(words)
+        with one_sentence():
+            code = call(words)
         sys.stdout.flush()
     except BrokenPipeError:  # the reader has gone, as with `| head`; for a job it is an error
         if words and words[0] in NAMES_OF_JOBS:
@@ -78,8 +79,7 @@ def call(words: list[str]) -> int:
     name, *arguments = words
     for module, names in JOBS.items():
         if name in names:
-            with one_sentence():
-                return job(module, name)(arguments) or 0
+            return job(module, name)(arguments) or 0
     names = [name for group in GROUPS.values() for name in group]
     if name not in names:
         print(f"megaboa: there is no command {name!r}; there are {', '.join(names)}", file=sys.stderr)

@@ -24,6 +24,7 @@ from megaboa.plan import proof, restarts, tuning
 from megaboa.plan.shared import Shared
 from megaboa.records import Tree
 
+OWN_TARGETS = {"prove": proof.experiment, "tune": tuning.experiment}
 LOOKS = {
     *("--dag", "--rulegraph", "--filegraph", "--d3dag", "--summary", "-S", "--detailed-summary", "-D", "--lint"),
     *("--list-rules", "--list", "-l", "--list-target-rules", "--lt", "--list-changes", "--list-untracked", "--lu"),
@@ -72,6 +73,14 @@ def call_again(config_files: Sequence[str | Path], given: dict[str, Any]) -> str
     return shlex.join(["snakemake", *(["--configfile", *paths] if config_files else []), *given_values(given)])
 
 
+def own_target(words: Collection[str]) -> str | None:
+    """The target among a call's words that runs another experiment than the user's; None without one."""
+    found = OWN_TARGETS.keys() & words
+    if len(found) > 1:
+        raise InputError(f"{' and '.join(sorted(found))} each run an experiment of their own: call one after the other")
+    return next(iter(found), None)
+
+
 def own_experiment(workflow: Any, loaded: LoadedExperiment, target: str) -> tuple[list[Path], LoadedExperiment]:
     """Replace the user's experiment by the one that `snakemake prove` or `snakemake tune` runs; return its file and
     content.
@@ -79,7 +88,7 @@ def own_experiment(workflow: Any, loaded: LoadedExperiment, target: str) -> tupl
     Its jobs read that file alone: values from `--config` are included in it. Problems name the user's own file where
     the value is the user's.
     """
-    tree, said = {"prove": proof.experiment, "tune": tuning.experiment}[target](loaded)
+    tree, said = OWN_TARGETS[target](loaded)
     path = proof.write(tree, ExperimentFolder(Path("results", tree["experiment"])).own_config)
     for sentence in said:
         say(sentence)

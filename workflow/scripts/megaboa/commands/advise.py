@@ -10,7 +10,6 @@ from megaboa import commands, peaks
 from megaboa.check import adviser, calibration
 from megaboa.config import ConfigError, load
 from megaboa.config.problems import nearest
-from megaboa.errors import InputError
 from megaboa.plan.run_facts import alone
 
 EXAMPLES = ("h100-80g", "h200-141g", "a100-80g", "b200-180g")  # those with a calibration
@@ -27,7 +26,7 @@ def main(words: list[str]) -> int:
     try:
         facts = alone(load(arguments.experiment).experiment, arguments.model)
         known = calibration.of(arguments.gpu or facts.cluster.gpu)
-    except (ConfigError, InputError, LookupError) as error:
+    except (ConfigError, LookupError) as error:
         print(error, file=sys.stderr)
         return 1
     cluster = facts.cluster

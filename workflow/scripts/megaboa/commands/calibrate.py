@@ -40,10 +40,12 @@ def main(words: list[str]) -> int:
     import torch
 
     has_gpus = torch.cuda.is_available() if arguments.device == "auto" else arguments.device == "cuda"
-    ranks = arguments.gpus or (torch.cuda.device_count() if has_gpus else 2)
-    if has_gpus and ranks > torch.cuda.device_count():
-        print(f"--gpus: {ranks}, and this machine has {torch.cuda.device_count()}", file=sys.stderr)
-        return 1
+    there = torch.cuda.device_count()
+    if has_gpus and not there:
+        parser.error("--device: cuda, and this machine has no GPU")
+    ranks = arguments.gpus if arguments.gpus is not None else (there if has_gpus else 2)
+    if ranks < 1 or (has_gpus and ranks > there):
+        parser.error(f"--gpus: {ranks}" + (f", and this machine has {there}" if has_gpus else ": at least 1"))
     return _start(words, ranks, "cuda" if has_gpus else "cpu")
 
 

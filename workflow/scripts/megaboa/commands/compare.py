@@ -4,13 +4,11 @@ and what differs between their environments? Writes one page; the exit code is 1
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from pathlib import Path
 
 from megaboa import commands
 from megaboa.bundle.rebuild import opened
-from megaboa.errors import InputError
 from megaboa.report.comparison import Side, make
 
 FOLDER = Path("compared")
@@ -23,11 +21,8 @@ def main(words: list[str]) -> int:
     parser.add_argument("--into", type=Path, default=FOLDER, help="folder for index.html; default: compared/")
     args = parser.parse_args(words)
     with tempfile.TemporaryDirectory() as folder:
-        try:
-            sides = [_side(path, Path(folder) / str(number)) for number, path in enumerate((args.first, args.second))]
-            found = make(*sides, args.into / "index.html")
-        except InputError as error:
-            sys.exit(str(error))
+        sides = [_side(path, Path(folder) / str(number)) for number, path in enumerate((args.first, args.second))]
+        found = make(*sides, args.into / "index.html")
     for check in found.checks:
         print(f"{check.state:<8} {check.name}: {check.detail}")
     print(f"{found.state}: {args.into / 'index.html'}")

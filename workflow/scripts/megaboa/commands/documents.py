@@ -11,7 +11,6 @@ import sys
 from megaboa import commands
 from megaboa.check.facts import from_json
 from megaboa.data import batches
-from megaboa.errors import one_sentence
 from megaboa.paths import RunFolder
 
 
@@ -23,10 +22,9 @@ def main(words: list[str]) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON, with every sample's pieces")
     args = parser.parse_args(words)
     folder = RunFolder(args.run)
-    with one_sentence():
-        checked = folder.preflight
-        layout = from_json(checked.facts).layout if checked and checked.facts and folder.run.is_recipe else None
-        batch = batches.of_step(folder, args.step, args.rank, layout)
+    checked = folder.preflight
+    layout = from_json(checked.facts).layout if checked and checked.facts and folder.run.is_recipe else None
+    batch = batches.of_step(folder, args.step, args.rank, layout)
     if args.json:
         json.dump(dataclasses.asdict(batch), sys.stdout, indent=1)
         print()

@@ -11,11 +11,10 @@ from megaboa.check.outcome import conclude_in_image
 from megaboa.errors import InputError
 from megaboa.image.make import answer, build_command, make
 from megaboa.paths import ExperimentFolder, Specs
-from megaboa.records import Image, RecordError, TuneSpec, read, write
+from megaboa.records import Image, TuneSpec, read, write
 from megaboa.run import tuning
 from megaboa.run.call import TrainingFailed
 from megaboa.run.capture import capture as capture_run
-from megaboa.run.inputs import UnusableInputError
 from megaboa.run.submitted import folder_of
 
 
@@ -62,9 +61,8 @@ def capture(words: list[str]) -> int:
     args = parser.parse_args(words)
     try:
         manifest = capture_run(folder_of(args.run.parent))
-    except (TrainingFailed, UnusableInputError, RecordError) as failure:
-        print(failure, file=sys.stderr)
-        return 1
+    except TrainingFailed as failure:
+        raise InputError(str(failure)) from None
     write(args.out, manifest)
     print(f"run {manifest.run}: {len(manifest.traces)} trace(s) in {manifest.path}")
     return 0
@@ -79,9 +77,6 @@ def tune(words: list[str]) -> int:
     args = parser.parse_args(words)
     try:
         found = tuning.tune(ExperimentFolder(args.out.parent), read(TuneSpec, args.spec), _say)
-    except (UnusableInputError, RecordError) as failure:
-        print(failure, file=sys.stderr)
-        return 1
     except KeyboardInterrupt:
         print("interrupted: the next call resumes from the trials that were made", file=sys.stderr)
         return 130

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from megaboa import commands
 from megaboa.bridge import saved
-from megaboa.errors import InputError, one_sentence
+from megaboa.errors import InputError
 from megaboa.paths import RunFolder
 from megaboa.run import checkpoints
 from megaboa.run.progress import format_bytes
@@ -32,15 +32,14 @@ def main(words: list[str]) -> None:
     parser.add_argument("--only", metavar="PATTERN", default="*", help="tensors by name, such as 'decoder.*norm*'")
     parser.add_argument("--json", action="store_true", help="print JSON, with every piece of every tensor")
     args = parser.parse_args(words)
-    with one_sentence():
-        both = [chosen(saved.look(folder_of(text)), args.only) for text in (args.checkpoint, args.other) if text]
-        if len(both) == 1:
-            found = {name: saved.values(*both, one) for name, one in both[0].tensors.items()} if args.norms else {}
-            text = lines(both[0], found)
-        else:
-            common = both[0].tensors.keys() & both[1].tensors.keys()
-            found = {name: saved.compare(*both, name, args.norms) for name in sorted(common)}
-            text = compared(*both, found, args.norms)
+    both = [chosen(saved.look(folder_of(text)), args.only) for text in (args.checkpoint, args.other) if text]
+    if len(both) == 1:
+        found = {name: saved.values(*both, one) for name, one in both[0].tensors.items()} if args.norms else {}
+        text = lines(both[0], found)
+    else:
+        common = both[0].tensors.keys() & both[1].tensors.keys()
+        found = {name: saved.compare(*both, name, args.norms) for name in sorted(common)}
+        text = compared(*both, found, args.norms)
     if args.json:
         told = {"checkpoints": [dataclasses.asdict(one) for one in both]}
         told["differences" if args.other else "values"] = {name: dataclasses.asdict(one) for name, one in found.items()}

@@ -31,10 +31,7 @@ def main(words: list[str]) -> None:
     )
     parser.add_argument("--figures-only", action="store_true", help="train nothing again")
     args = parser.parse_args(words)
-    try:
-        compared = reproduce(args.bundle, args.into, args.figures_only)
-    except InputError as error:
-        sys.exit(str(error))
+    compared = reproduce(args.bundle, args.into, args.figures_only)
     different = [one for one in compared if not one.good]
     timed = sum(one.verdict == WITHOUT_TIMES for one in compared)
     print(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from inspect import getdoc
 from pathlib import Path
 
@@ -94,15 +93,11 @@ def report(words: list[str]) -> None:
     args = parser.parse_args(words)
     from megaboa.bundle.baseline import keep
     from megaboa.report.build import Wanted, make
-    from megaboa.report.page import ReportError
 
     results = args.settings.parents[1]
     keep(results)
     wanted = Wanted(results, args.out, args.command, args.config_file, args.captions, after_failure=args.after_failure)
-    try:
-        print(make(wanted))
-    except ReportError as error:
-        sys.exit(str(error))
+    print(make(wanted))
 
 
 def bundle(words: list[str]) -> None:

@@ -15,6 +15,7 @@ from markupsafe import Markup
 
 from megaboa import metrics
 from megaboa.config.models.outputs import Figure
+from megaboa.errors import InputError
 from megaboa.records import AgreementSpec, BaselineSpec, Counts, ReportCheck, Tree
 from megaboa.report import figures, kinds, style
 from megaboa.report.checks import by_subject, counts, faults, verdict
@@ -45,7 +46,7 @@ KNOWN_ON_THE_CPU = ("tflops_per_gpu", "mfu")  # known even on the CPU, so no rea
 CAPTIONS = (*FIGURES, *(f"{PREFIX}{name}" for name in TRACE_FIGURES))
 
 
-class ReportError(Exception):
+class ReportError(InputError):
     """A problem of a file that the user may edit."""
 
 
