@@ -27,9 +27,7 @@ try:
         LOADED, defaults.partition(PROFILE), None if SUBMITS else CONFIG_FILES[0]
     )
     COMMAND = configuration.call_again(workflow.configfiles, GIVEN)
-    if target := configuration.own_target(
-        () if IS_MODULE or not SUBMITS else sys.argv
-    ):
+    if target := configuration.own_target(() if IS_MODULE or not SUBMITS else sys.argv):
         CONFIG_FILES, LOADED = configuration.own_experiment(workflow, LOADED, target)
         COMMAND, GIVEN = f"{COMMAND} {target}", {}
     # A job of a run only needs the plan of that run.
