@@ -1,7 +1,8 @@
 """Which fields of Bridge's configuration can't change a run's losses, each with the reason: Megatron-Bridge 0.6.2.
 
-Read field by field. What isn't here may change them, be it by the order of a sum: it belongs to the run's identity.
-A test holds the tables against Bridge's sources: a field that Bridge gains is judged first. Standard library only.
+Every field of Bridge was read for this. A field that isn't listed may change the losses, if only by the order of a
+sum, and belongs to the run's identity. A test compares the tables with Bridge's sources, and fails for a field that is
+new in Bridge until somebody has decided where it belongs. Standard library only.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _READS = "compares or dumps what was calculated, and changes none of it"
 _LOADER = "how batches come into memory; which samples, and their order, is not its business"
 _FILES = "into how many files and by how many writers a checkpoint is saved"
 _BACKGROUND = "how a checkpoint is saved while training goes on"
-_KEPT = "how often is saved and how much is kept"
+_KEPT = "how often checkpoints are saved, and how many are kept"
 _SAVED_BY = "which ranks write and read which part of a checkpoint; its content is the same"
 _HF = "an export next to the checkpoint"
 _RAISES = "ends the run where a number is not one; changes none"

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from inspect import getdoc  # commands.inspect is another thing
+from inspect import getdoc  # by name: in this package `inspect` is a command
 from pathlib import Path
 
 from megaboa.paths import ExperimentFolder, RunFolder
@@ -36,7 +36,7 @@ def parser(name: str, description: str | None) -> argparse.ArgumentParser:
 
 
 def job(command: Callable[[list[str]], object], *files: str) -> argparse.ArgumentParser:
-    """Of a command by its name and docstring, with the files that it must be given."""
+    """The parser of a job's command: its name and docstring, and the files that must be given."""
     made = parser(command.__name__.replace("_", "-"), getdoc(command))
     for option in files:
         made.add_argument(f"--{option}", type=Path, required=True, help=FILES[option])
@@ -50,7 +50,7 @@ def experiment(text: str) -> Path:
 
 
 def run(text: str) -> Path:
-    """The folder of a run, by EXPERIMENT/RUN or itself; its run.json will do."""
+    """The folder of a run, given as EXPERIMENT/RUN, as the folder, or as the run.json in it."""
     name, _, run_name = text.partition("/")
     runs, path = RESULTS / name / "runs", Path(text)
     places = [*([runs / run_name] if run_name else []), path.parent if path.name == "run.json" else path]

@@ -24,7 +24,7 @@ def main(words: list[str]) -> int:
 
 
 def _lines(kind: str, wanted: list[str]) -> list[str]:
-    """Of those that can be trained here, in the order of models, GPUs and precisions."""
+    """The recipes that can be trained here, in the order of models, GPUs and precisions."""
     told = []
     for one in bridge_recipes.functions(kind).values():
         name = bridge_recipes.name_of(one, kind)

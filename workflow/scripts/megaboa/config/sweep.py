@@ -103,7 +103,7 @@ class _Reader:
                 continue
             clash = next((other for other in found if keys.names_clash(path, other)), None)
             if clash:
-                self.problem((*place, key), f"sets the same field as {dotted(clash)} beside it: remove one")
+                self.problem((*place, key), f"sets the same field as {dotted(clash)}: remove one")
             found[path] = value
             self.check_value((*place, key), path, value)
         return Option(name, found, place)

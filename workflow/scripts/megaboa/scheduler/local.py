@@ -230,7 +230,8 @@ def start(
     ports: str | None = None,
 ) -> LocalRanks:
     """Start all ranks of a run on this machine."""
-    # Reserved on all addresses, as rank 0 will listen on all, and until the ranks have ended, lest NCCL take the port.
+    # Reserved on all addresses, because rank 0 will listen on all of them, and until the ranks have ended, so that NCCL
+    # doesn't take the port.
     port = ReservedPort(ports=ports)
     here = {**inherited, **environment, **rendezvous_environment(ADDRESS, port.number)}
     return LocalRanks(command, world_size, logs, here, port=port)
