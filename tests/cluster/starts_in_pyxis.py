@@ -40,7 +40,7 @@ def main(image, *words):
     ranks = place.start(["/bin/sh", "-c", RANK, str(here / "env")], 2, logs, {"A": "b c"})
     told["port"], ended = str(ranks.port.number), local.wait(ranks)
     paths = [(rank, logs / f"rank-{rank}.log") for rank in range(2)] + [(None, logs / "srun.log")]
-    told["cause"] = None if ended.ok else str(failures.classify(ended, failures.read_tails(paths), 0))
+    told["cause"] = None if ended.ok else str(failures.classify(ended, failures.Tails(paths), 0))
     for rank in range(2) if ended.ok else ():
         text = (here / f"env-{rank}").read_text()
         told[f"rank-{rank}"] = dict(line.split("=", 1) for line in text.split("\0") if "=" in line)

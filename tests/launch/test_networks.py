@@ -27,33 +27,26 @@ def test_every_variable_has_a_value_and_a_reason(table):
 
 @pytest.mark.parametrize("network", [None, *networks.names()])
 def test_interfaces_are_only_ever_left_out(network):
-    environment = networks.environment(network, {})
+    environment = networks.environment(network)
     assert network == "slingshot" or environment.get("NCCL_SOCKET_IFNAME", "^").startswith("^")
     assert not {"NCCL_IB_HCA", "NCCL_IB_GID_INDEX", "NCCL_IB_SL", "GLOO_SOCKET_IFNAME"} & set(environment)
 
 
 def test_a_preset_comes_on_top_of_what_all_share():
-    common = networks.environment(None, {})
+    common = networks.environment(None)
     assert common["NCCL_DEBUG"] == "WARN"
-    assert networks.environment("infiniband", {}) == {**common, "NCCL_IB_TIMEOUT": "22", "NCCL_IB_RETRY_CNT": "7"}
-
-
-def test_the_users_values_win_and_none_takes_out():
-    chosen = networks.environment("infiniband", {"NCCL_IB_TIMEOUT": "23", "NCCL_DEBUG": None, "MINE": "1", "NO": None})
-    assert chosen["NCCL_IB_TIMEOUT"] == "23" and chosen["MINE"] == "1"
-    assert not {"NCCL_DEBUG", "NO"} & set(chosen)
-    assert networks.environment("infiniband", {})["NCCL_DEBUG"] == "WARN"  # the presets themselves are untouched
+    assert networks.environment("infiniband") == {**common, "NCCL_IB_TIMEOUT": "22", "NCCL_IB_RETRY_CNT": "7"}
 
 
 def test_an_unknown_network_is_refused_with_the_known_ones():
     with pytest.raises(ValueError, match=r"'token-ring'.*nvlink, infiniband, ethernet, efa"):
-        networks.environment("token-ring", {})
+        networks.environment("token-ring")
     with pytest.raises(ValueError, match="'all'"):
-        networks.environment("all", {})
+        networks.environment("all")
 
 
 def test_sockets_stay_within_nccls_limit():
-    chosen = networks.environment("ethernet", {})
+    chosen = networks.environment("ethernet")
     assert int(chosen["NCCL_SOCKET_NTHREADS"]) * int(chosen["NCCL_NSOCKS_PERTHREAD"]) <= 64
 
 

@@ -96,9 +96,7 @@ def test_in_a_job_they_are_a_step_of_it_in_the_image(tmp_path, monkeypatch, fake
             return Ended()
 
     monkeypatch.setattr(allocation, "SrunRanks", Step)
-    monkeypatch.setattr(
-        allocation, "_show_job_once_reachable", lambda job: Job(job, "RUNNING", nodes="n[1-2]", node_count=2)
-    )
+    monkeypatch.setattr(allocation, "_show_job_once_reachable", lambda job: Job(job, "RUNNING", nodes="n[1-2]"))
     monkeypatch.setattr(allocation.queries, "hostnames", lambda nodes: ["n1", "n2"])
     monkeypatch.setattr(allocation.queries, "cluster", lambda: "lab")
     fake_command("srun", "true")

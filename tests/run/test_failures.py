@@ -365,7 +365,7 @@ def test_evidence_is_short():
 def test_only_tails_are_read(tmp_path):
     long, missing = tmp_path / "rank-0.log", tmp_path / "rank-1.log"
     long.write_bytes(b"CUDA out of memory\n" + b"\xff" * failures.TAIL_BYTES + b"the end\n")
-    tails = failures.read_tails([(0, long), (1, missing)])
+    tails = failures.Tails([(0, long), (1, missing)])
     assert list(tails) == [0] and tails[0].endswith("the end\n") and "memory" not in tails[0]
 
 
@@ -430,7 +430,7 @@ def test_why_an_image_cannot_be_started_is_told_by_the_log_that_has_it(cut):
 
 def test_codes_for_colours_are_no_words(tmp_path):
     (tmp_path / "rank-0.log").write_text("the reason\n\x1b[31m\x1b[0m\n")
-    tails = failures.read_tails([(0, tmp_path / "rank-0.log")])
+    tails = failures.Tails([(0, tmp_path / "rank-0.log")])
     assert classify(Ended(0, 1), tails, steps=0).evidence == "the reason"
 
 

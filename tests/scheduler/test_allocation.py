@@ -25,7 +25,7 @@ from megaboa.scheduler.slurm.allocation import Allocation
 from megaboa.scheduler.slurm.queries import Job
 
 LATER = time.time() + 3600
-JOB = Job("17", "RUNNING", nodes="n[1-2]", node_count=2, requeue=True, partition="gpu", start=1000.0, end=LATER)
+JOB = Job("17", "RUNNING", nodes="n[1-2]", requeue=True, partition="gpu", start=1000.0, end=LATER)
 SINCE = 2000.0
 SHOWN = "JobId=17 JobState=RUNNING Restarts=0 BatchFlag=1 Requeue=1 NumNodes=2 NodeList=n[1-2] Partition=gpu"
 
@@ -358,7 +358,7 @@ esac""",
     )
     show("n1 n2 n3")
     spec = replace(launch(), nodes=2, spare_nodes=1)
-    place = Allocation(replace(JOB, nodes="n[1-3]", node_count=3), spec, "cpu", NO_CONTAINER)
+    place = Allocation(replace(JOB, nodes="n[1-3]"), spec, "cpu", NO_CONTAINER)
     return place, show
 
 

@@ -10,7 +10,7 @@ from megaboa.scheduler.slurm.job_ends import fallen, fallen_of
 from megaboa.scheduler.slurm.queries import Job, Node
 
 LATER = time.time() + 3600
-JOB = Job("17", "RUNNING", nodes="n[1-2]", node_count=2, requeue=True, partition="gpu", start=1000.0, end=LATER)
+JOB = Job("17", "RUNNING", nodes="n[1-2]", requeue=True, partition="gpu", start=1000.0, end=LATER)
 SINCE = 2000.0
 N1_IS_DOWN = (
     "NodeName=n1 OS=Linux 6.1 State=DOWN* BootTime=1970-01-01T00:00:01 SlurmdStartTime=None "

@@ -50,7 +50,7 @@ def seconds(text):
 
 def test_a_running_job():
     job = queries.parse_job(RUNNING)
-    assert (job.id, job.state, job.restarts, job.nodes, job.node_count) == ("9", "RUNNING", 0, "n[1-2]", 2)
+    assert (job.id, job.state, job.restarts, job.nodes) == ("9", "RUNNING", 0, "n[1-2]")
     assert (job.partition, job.excluded) == ("gpu", "n3")
     assert job.requeue and job.batch and not job.preempted
     assert (job.start, job.end) == (seconds("2026-11-20T16:29:01"), seconds("2026-11-20T20:29:01"))
@@ -58,7 +58,7 @@ def test_a_running_job():
 
 def test_a_job_back_in_the_queue_has_no_nodes_and_no_end():
     job = queries.parse_job(REQUEUED)
-    assert (job.state, job.restarts, job.nodes, job.node_count) == ("PENDING", 1, "", 3)
+    assert (job.state, job.restarts, job.nodes) == ("PENDING", 1, "")
     assert (job.end, job.excluded, job.preempted) == (None, "", False)
 
 

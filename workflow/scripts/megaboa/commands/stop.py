@@ -18,5 +18,5 @@ def main(words: list[str]) -> int:
     if not folder.attempts_link.exists():
         print(f"{folder.path}: this run hasn't started, so there is nothing to stop", file=sys.stderr)
         return 1
-    print(f"run {folder.name}: {stop(RunStore(folder.attempts_link.resolve().parent))}")
+    print(f"run {folder.name}: {stop(RunStore.of(folder.attempts_link))}")
     return 0

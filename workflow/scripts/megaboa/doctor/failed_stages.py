@@ -11,7 +11,7 @@ from pathlib import Path
 from megaboa.doctor import troubles
 from megaboa.paths import ExperimentFolder
 from megaboa.records import InsideAsked, RunsSpec, read_if_there
-from megaboa.run.failures import EVIDENCE_LENGTH, classify, read_tails
+from megaboa.run.failures import EVIDENCE_LENGTH, Tails, classify
 from megaboa.scheduler.ranks import Ended
 from megaboa.scheduler.registry import cluster
 
@@ -120,7 +120,7 @@ def told(job: Job, over: bool = False) -> list[str]:
     """
     if not job.has_begun:
         return []
-    text = read_tails([(None, job.log)])[None]
+    text = Tails([(None, job.log)])[None]
     if refused := REFUSED.findall(text):
         return [f"{job.name}: refused", *(f"  | {line}" for line in refused), f"  logs: {job.log}"]
     if not (said := ENDED.findall(text)):

@@ -32,15 +32,12 @@ def names() -> tuple[str, ...]:
     return tuple(name for name in _presets() if name != COMMON)
 
 
-def environment(network: str | None, overrides: Mapping[str, str | None]) -> dict[str, str]:
-    """Variables for all networks, then this network's, then the user's own; None removes a variable."""
+def environment(network: str | None) -> dict[str, str]:
+    """Variables for all networks, then this network's."""
     if network is not None and network not in names():
         raise ValueError(f"there are no settings for a network {network!r}; there are {', '.join(names())}")
-    chosen: dict[str, str | None] = {}
-    for table in (COMMON, network):
-        chosen |= {name: entry["value"] for name, entry in _presets().get(table, {}).items()}
-    chosen |= overrides
-    return {name: value for name, value in chosen.items() if value is not None}
+    tables = [_presets().get(table, {}) for table in (COMMON, network)]
+    return {name: entry["value"] for table in tables for name, entry in table.items()}
 
 
 def can_check(network: str | None) -> bool:

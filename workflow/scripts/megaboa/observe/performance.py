@@ -11,7 +11,7 @@ from megaboa.observe.steps import Row
 from megaboa.peaks import peak_of
 from megaboa.records import Energy, Gpus, LogNumbers, Memory, RankEnd, StepEvent, Stragglers, TrainStart, read
 from megaboa.run.gpu_use import use_of, watts_per_gpu
-from megaboa.store_paths import AttemptFolder, RunStore
+from megaboa.store_paths import RunStore
 
 
 def tflops(timed: Sequence[Row], events: Sequence[StepEvent], world_size: int) -> list[float]:
@@ -83,7 +83,7 @@ def power(energy: Energy | None, found: Gpus | None) -> Energy | None:
 def _console(store: RunStore, attempts: Sequence[int], rank: int) -> LogNumbers:
     console = LogSummary()
     for number in attempts:
-        log = AttemptFolder(store.attempt(number).path).log(rank)
+        log = store.attempt(number).log(rank)
         if log.exists():
             with log.open("rb") as stream:
                 console.read(read_events(stream, console.count))

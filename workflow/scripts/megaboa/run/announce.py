@@ -12,7 +12,7 @@ from collections.abc import Callable
 from megaboa import files
 from megaboa.paths import RunFolder
 from megaboa.run import progress
-from megaboa.run.failures import read_tails
+from megaboa.run.failures import Tails
 from megaboa.scheduler.ranks import Ended
 from megaboa.store_paths import AttemptFolder, RunStore
 
@@ -65,7 +65,7 @@ def explain(
 ) -> str:
     """The message that the user reads after ranks have failed."""
     log = target.log(rank if rank is not None else ended.rank or 0)
-    lines = read_tails([(0, log)]).get(0, "").splitlines()
+    lines = Tails([(0, log)]).get(0, "").splitlines()
     shown = "\n".join(f"    {line}" for line in lines[-LOG_LINES_SHOWN:])
     return f"run {folder.name}: {detail}. The last lines of {log}:\n{shown}\n{advice}"
 

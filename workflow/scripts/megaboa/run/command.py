@@ -102,7 +102,7 @@ def rank_environment(
         if environment:
             preset |= compiled_kernels(folder, environment)
     if run.device == "cuda" or start.network:
-        preset |= networks.environment(start.network, {})
+        preset |= networks.environment(start.network)
     if run.device == "cuda" and folder.preflight:  # Bridge sets these only after the import of Transformer Engine
         for_layout = {networks.CONNECTIONS} if preset[networks.CONNECTIONS] else set()
         recipes = folder.preflight.environment or {}

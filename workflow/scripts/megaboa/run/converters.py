@@ -104,7 +104,7 @@ def environment_of(launch: LaunchSpec, device: str) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
         **(launch.image.variables if launch.image else {}),
     }
-    preset = networks.environment(start.network, {}) if device == "cuda" or start.network else {}
+    preset = networks.environment(start.network) if device == "cuda" or start.network else {}
     return layered(own, preset, start.environment)
 
 

@@ -98,10 +98,6 @@ class Tails(Mapping[int | None, str]):
         return len(self._paths)
 
 
-def read_tails(logs: Iterable[tuple[int | None, Path]]) -> Tails:
-    return Tails(logs)
-
-
 def tails_of(folder: AttemptFolder) -> Tails:
     return Tails([*folder.logs.items(), *((None, path) for path in folder.node_logs)])
 

@@ -138,9 +138,7 @@ def _children() -> set[int]:
         with contextlib.suppress(OSError, ValueError, IndexError):
             pid, rest = path.read_text().split(" ", 1)
             ours = int(rest.rsplit(")", 1)[1].split()[1]) == os.getpid()
-            if (
-                ours and ZYGOTE not in path.with_name("cmdline").read_bytes()
-            ):  # the zygote serves others too, and ends by itself
+            if ours and ZYGOTE not in path.with_name("cmdline").read_bytes():
                 found.add(int(pid))
     return found
 

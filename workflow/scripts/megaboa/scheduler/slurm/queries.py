@@ -52,7 +52,6 @@ class Job:
     reason: str = ""  # why it waits or, as soon as it is ended, why it ended: even while its state is only COMPLETING
     restarts: int = 0
     nodes: str = ""  # SLURM's compressed form, such as n[1-2]
-    node_count: int = 1
     start: float | None = None
     end: float | None = None  # end of the wall time
     preempted: bool = False
@@ -214,7 +213,6 @@ def parse_job(text: str) -> Job:
         reason=field.get("Reason", ""),
         restarts=int(field.get("Restarts", 0)),
         nodes=given(field.get("NodeList")),
-        node_count=int(field.get("NumNodes", "1").split("-")[0]),
         start=moment(field.get("StartTime")),
         end=moment(field.get("EndTime")),
         preempted=moment(field.get("PreemptTime")) is not None,
