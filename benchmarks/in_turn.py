@@ -33,7 +33,7 @@ from megaboa.paths import RunFolder
 from megaboa.plan import make_plan
 from megaboa.plan.run_facts import known_facts
 from megaboa.records import Setting, Trial, TuneSpec, line, parse
-from megaboa.run import tuning
+from megaboa.run import trials
 
 WARMUP = 5
 MINUTES = 10.0  # time limit of a trial
@@ -61,8 +61,8 @@ def main() -> None:
         return
     refuse_without_inputs(folders.values(), asked.files)
     lines = asked.out.with_suffix(".jsonl")
-    trials = measured(folders, asked.steps, asked.rounds, lines, asked.warmup)
-    rows = [Row(name, one, tuple(t for t in trials if t.setting == name)) for name, one in facts.items()]
+    made = measured(folders, asked.steps, asked.rounds, lines, asked.warmup)
+    rows = [Row(name, one, tuple(t for t in made if t.setting == name)) for name, one in facts.items()]
     files.write_json(asked.out, [row.document for row in rows])
     print("\n".join(table(rows)))
 
@@ -101,7 +101,7 @@ def measured(
     runs = {name: _so_long(run, spec) for name, run in folders.items()}
     identities = {name: files.digest(run.documents) for name, run in runs.items()}
     done = [one for one in _read(lines) if identities.get(one.setting) == one.identity]  # the rest: of an edited file
-    with tuning.trials_here(runs[spec.own], spec) as here:
+    with trials.trials_here(runs[spec.own], spec) as here:
         for run in runs.values():
             here.importers.environment(run)  # all environments, while the first run trains
         for number in range(1, rounds + 1):
@@ -110,7 +110,7 @@ def measured(
                 if not any((trial.round, trial.setting) == (number, name) for trial in done):
                     done.append(here.measure(runs[name], identities[name], number))
                     files.append_line(lines, line(done[-1]))
-                    print(tuning.told(done[-1]), file=sys.stderr, flush=True)
+                    print(trials.told(done[-1]), file=sys.stderr, flush=True)
     return done
 
 
@@ -171,8 +171,8 @@ class Row:
         keys = ("seconds", "predicted", "tensors", "predicted_tensors", "tflops")
         values = {key: getattr(self, key) for key in keys}
         rates = {"tokens": self.tokens(self.seconds), "predicted_tokens": self.tokens(self.predicted)}
-        trials = [{**vars(trial), "steps": list(trial.steps), "losses": list(trial.losses)} for trial in self.trials]
-        return {"run": self.name, **values, **rates, "trials": trials}
+        made = [{**vars(trial), "steps": list(trial.steps), "losses": list(trial.losses)} for trial in self.trials]
+        return {"run": self.name, **values, **rates, "trials": made}
 
 
 def predictions(rows: Sequence[Row]) -> list[str]:

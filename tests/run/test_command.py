@@ -12,7 +12,7 @@ from megaboa.config.models.resources import Launch
 from megaboa.files import write_json
 from megaboa.paths import RunFolder
 from megaboa.records import Identity, Preflight, RunCheck, Step
-from megaboa.run import capture, command, tuning
+from megaboa.run import capture, command, trials
 from megaboa.run.resume import Beginning
 from megaboa.scheduler.ranks import Ended
 from megaboa.store_paths import AttemptFolder, RunStore
@@ -180,7 +180,7 @@ def test_captures_and_trials_keep_compiled_kernels_with_those_of_training(enviro
     assert trained["TRITON_CACHE_DIR"].startswith(str(tmp_path / "store"))
     capture._run(site, ["a rank"], folder, AttemptFolder(tmp_path / "capture"))
     assert trained.items() <= site.environment.items()
-    assert trained.items() <= tuning._Importers(folder, site).environment(folder).items()
+    assert trained.items() <= trials._Importers(folder, site).environment(folder).items()
 
 
 def test_a_preset_is_taken_where_it_is_asked_for(environment):

@@ -1,4 +1,4 @@
-# `snakemake tune` plans another experiment (plan/tuning.py): one of the user's runs in every legal setting that fits. One
+# `snakemake tune` plans another experiment (plan/trials.py): one of the user's runs in every legal setting that fits. One
 # job tries them in turn. It resumes an interrupted call, because the trials are in the store.
 rule tune:
     input:

@@ -68,7 +68,7 @@ def _build(models):
     from megatron.bridge.peft.lora import LoRA
     from transformers import AutoConfig
 
-    from megaboa.bridge import convert, tuning
+    from megaboa.bridge import convert, finetuning
     from megaboa.errors import InputError
 
     found = []
@@ -82,7 +82,7 @@ def _build(models):
                     peft = kind(target_modules=targets, dim=4, alpha=8)
                     model = peft(provider.provide_distributed_model(wrap_with_ddp=False, use_cpu_initialization=True))
                     try:
-                        tuning.require_adapters(peft, model)
+                        finetuning.require_adapters(peft, model)
                         said = None
                     except InputError as error:
                         said = str(error)

@@ -23,7 +23,7 @@ from megatron.core.dist_checkpointing.validation import StrictHandling
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
-from megaboa.bridge import tuning
+from megaboa.bridge import finetuning
 from megaboa.bridge.convert import load_checkpoint
 from megaboa.bridge.logits import PROBE_SEQUENCES, PROBE_TOKENS
 from megaboa.bridge.reference import logits_bound
@@ -44,15 +44,15 @@ ROUNDING = 2.0
 def base_of(folder: RunFolder) -> Path:
     """The Megatron checkpoint of the base model that the adapters change."""
     if folder.run.parent:
-        return tuning.parents_checkpoint(folder)
+        return finetuning.parents_checkpoint(folder)
     return Path(read(ImportRecord, folder.model_manifest).checkpoint)
 
 
 def load(bridge: AutoBridge, folder: RunFolder, checkpoint: Path) -> list[torch.nn.Module]:
     """The base model with the adapters of a checkpoint."""
-    peft = tuning.adapters(folder.run)
+    peft = finetuning.adapters(folder.run)
     model = peft(load_checkpoint(bridge, base_of(folder)), training=False)
-    tuning.require_adapters(peft, model)
+    finetuning.require_adapters(peft, model)
     restore(model, peft, checkpoint)
     return model
 
@@ -101,7 +101,7 @@ def save(
     """Write the adapters of a model, before they are merged, in the format of `peft`."""
     parent = folder.run.parent
     base = str(parent) if parent else folder.run.model.get("hf") or source.path
-    bridge.save_hf_adapter(model, target, tuning.adapters(folder.run), base, show_progress=False)
+    bridge.save_hf_adapter(model, target, finetuning.adapters(folder.run), base, show_progress=False)
 
 
 def magnitudes(model: list[torch.nn.Module]) -> list[tuple[torch.nn.Parameter, torch.Tensor]]:

@@ -27,7 +27,7 @@ from megatron.bridge.training.mixed_precision import get_mixed_precision_config
 from megatron.bridge.training.utils.omegaconf_utils import create_omegaconf_dict_config, process_config_with_overrides
 from megatron.core.dist_checkpointing.strategies.nvrx import has_nvrx_async_support
 
-from megaboa.bridge import datasets, image_text, kernels, recipe_models, tuning, wheels
+from megaboa.bridge import datasets, finetuning, image_text, kernels, recipe_models, wheels
 from megaboa.bridge.convert import bridge_of, provider_of
 from megaboa.bridge.overrides import hydra_overrides, hydra_value
 from megaboa.errors import InputError
@@ -93,7 +93,7 @@ def build(run: RunSpec, inputs: Inputs) -> ConfigContainer:
     _set_pipeline(config, run.parallel)
     config.checkpoint.pretrained_checkpoint = inputs.pretrained
     if run.is_tuned:
-        tuning.configure(config, run, inputs.pretrained)
+        finetuning.configure(config, run, inputs.pretrained)
     else:
         datasets.configure(config, run.data, inputs.corpora)
     _begin_schedule_anew(config, run.parent)

@@ -80,11 +80,11 @@ def train(folder: RunFolder, store: RunStore, attempt: AttemptFolder, wanted: ar
         configuration,
         continuation,
         datasets,
+        finetuning,
         forward_steps,
         local_copies,
         parallel_reads,
         profilers,
-        tuning,
         validation,
     )
     from megaboa.bridge.callbacks import CheckpointMarker, EndRecord, Fence, StepWriter
@@ -102,7 +102,7 @@ def train(folder: RunFolder, store: RunStore, attempt: AttemptFolder, wanted: ar
     configuration.place(config, folder.launch, store, attempt, load, cache)
     changes: list[str] = []  # of what was asked for
     if run.is_tuned:
-        tuning.begin(config, folder, Path(folder.index.cache), resumes=bool(load))
+        finetuning.begin(config, folder, Path(folder.index.cache), resumes=bool(load))
     if load:
         theirs = continuation.saved_with(config.checkpoint.load)
         continuation.refuse_other_rows(config, theirs)
@@ -170,7 +170,7 @@ def train(folder: RunFolder, store: RunStore, attempt: AttemptFolder, wanted: ar
     asked = folder.launch.recovery and folder.launch.recovery.stragglers
     if asked and asked.measure and world_size > 1 and not wanted.capture:
         callbacks.append(PaceWriter(attempt))  # comes last, when the checkpoint is marked and its time is recorded
-    begin = finetune if run.is_tuned and config.checkpoint.pretrained_checkpoint != tuning.NOWHERE else pretrain
+    begin = finetune if run.is_tuned and config.checkpoint.pretrained_checkpoint != finetuning.NOWHERE else pretrain
     begin(config, forward, callbacks=callbacks)
     if copies:
         copies.forget_at(config.train.train_iters)

@@ -27,8 +27,8 @@ from megatron.bridge.training.tokenizers.tokenizer import build_tokenizer
 
 from megaboa.blends import SPLITS, split_blends
 from megaboa.bridge import configuration
+from megaboa.bridge.finetuning import NO_TEMPLATE, splits
 from megaboa.bridge.process import playing_rank_0_of
-from megaboa.bridge.tuning import NO_TEMPLATE, splits
 from megaboa.errors import InputError
 from megaboa.paths import RunFolder
 from megaboa.records import CorpusRead, ExamplesRead, RunSpec, ShownExample, Tree, plain

@@ -20,11 +20,11 @@ from megaboa.calls import say
 from megaboa.config import DEFAULT_CONFIG, LoadedExperiment, load
 from megaboa.errors import InputError
 from megaboa.paths import ExperimentFolder
-from megaboa.plan import proof, restarts, tuning
+from megaboa.plan import proof, restarts, trials
 from megaboa.plan.shared import Shared
 from megaboa.records import Tree
 
-OWN_TARGETS = {"prove": proof.experiment, "tune": tuning.experiment}
+OWN_TARGETS = {"prove": proof.experiment, "tune": trials.experiment}
 LOOKS = {
     *("--dag", "--rulegraph", "--filegraph", "--d3dag", "--summary", "-S", "--detailed-summary", "-D", "--lint"),
     *("--list-rules", "--list", "-l", "--list-target-rules", "--lt", "--list-changes", "--list-untracked", "--lu"),

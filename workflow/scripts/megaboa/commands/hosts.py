@@ -12,7 +12,7 @@ from megaboa.errors import InputError
 from megaboa.image.make import answer, build_command, make
 from megaboa.paths import ExperimentFolder, Specs
 from megaboa.records import Image, TuneSpec, read, write
-from megaboa.run import tuning
+from megaboa.run import trials
 from megaboa.run.call import TrainingFailed
 from megaboa.run.capture import capture as capture_run
 from megaboa.run.submitted import folder_of
@@ -76,14 +76,14 @@ def tune(words: list[str]) -> int:
     parser = commands.job(tune, "spec", "out")
     args = parser.parse_args(words)
     try:
-        found = tuning.tune(ExperimentFolder(args.out.parent), read(TuneSpec, args.spec), _say)
+        found = trials.tune(ExperimentFolder(args.out.parent), read(TuneSpec, args.spec), _say)
     except KeyboardInterrupt:
         print("interrupted: the next call resumes from the trials that were made", file=sys.stderr)
         return 130
-    rows = [tuning.COLUMNS, *tuning.table(found)]
+    rows = [trials.COLUMNS, *trials.table(found)]
     files.write_text(args.out.with_suffix(".tsv"), "".join("\t".join(row) + "\n" for row in rows))
-    files.write_text(args.out.with_name("winner.yaml"), tuning.yaml(found))
-    print(tuning.text(found))
+    files.write_text(args.out.with_name("winner.yaml"), trials.yaml(found))
+    print(trials.text(found))
     if found.winner is None:
         return 1
     if found.ended == "confident":

@@ -12,4 +12,4 @@ from megaboa.records.profiles import *
 from megaboa.records.reports import *
 from megaboa.records.runs import *
 from megaboa.records.summaries import *
-from megaboa.records.tunings import *
+from megaboa.records.trials import *

@@ -5,7 +5,7 @@ from dataclasses import asdict
 import pytest
 
 from megaboa.config import ConfigError, load
-from megaboa.plan import make_plan, proof, specifications, tuning
+from megaboa.plan import make_plan, proof, specifications, trials
 from megaboa.plan.shared import Shared
 from megaboa.records import Preflight, RunCheck, write
 
@@ -27,7 +27,7 @@ def tuning_of(loaded_of, tmp_path):
     """The plan of the trials, read from its file as the call's jobs read it; and what is said of it."""
 
     def make(text=""):
-        tree, said = tuning.experiment(loaded_of(text, {"training.train_iters": 100}), tmp_path)
+        tree, said = trials.experiment(loaded_of(text, {"training.train_iters": 100}), tmp_path)
         return make_plan(load([proof.write(tree, tmp_path / "experiment.yaml")]), tmp_path), said
 
     return make

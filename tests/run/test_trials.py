@@ -5,7 +5,7 @@ import yaml
 
 from megaboa import files, records
 from megaboa.records import Setting, Trial, TuneSpec
-from megaboa.run import tuning
+from megaboa.run import trials
 
 SETTINGS = {
     "mbs1": {},
@@ -38,14 +38,14 @@ def trial(name, number, *, state="measured", why=None):
 
 
 @pytest.fixture
-def trials():
+def done():
     made = [trial(name, 1) for name in SECONDS]
     made.append(trial("mbs8", 1, state="out_of_memory", why="CUDA out of memory"))
     return [*made, *(trial(name, 2) for name in ("tp2-mbs2", "mbs2", "mbs1"))]
 
 
-def test_a_row_for_each_setting_also_where_memory_ran_out(trials):
-    found = tuning.summary(spec(), trials, is_cut_short=False)
+def test_a_row_for_each_setting_also_where_memory_ran_out(done):
+    found = trials.summary(spec(), done, is_cut_short=False)
     assert [row.setting.name for row in found.settings] == ["tp2-mbs2", "mbs2", "mbs1", "tp2-recompute", "mbs8"]
     assert found.winner == "tp2-mbs2"
     assert found.ended == "confident"
@@ -53,42 +53,42 @@ def test_a_row_for_each_setting_also_where_memory_ran_out(trials):
     assert (found.settings[-1].state, found.settings[-1].why) == ("out_of_memory", "CUDA out of memory")
     assert found.settings[1].slower == pytest.approx(0.2, abs=1e-3)
     assert found.minutes == pytest.approx(0.8)
-    assert "CUDA out of memory" in tuning.table(found)[-1]
-    assert "of 5 settings, 4 of which work" in tuning.text(found)
+    assert "CUDA out of memory" in trials.table(found)[-1]
+    assert "of 5 settings, 4 of which work" in trials.text(found)
 
 
-def test_what_each_key_of_the_winner_is_worth(trials):
-    found = {one.key: one for one in tuning.summary(spec(), trials, is_cut_short=False).worth}
+def test_what_each_key_of_the_winner_is_worth(done):
+    found = {one.key: one for one in trials.summary(spec(), done, is_cut_short=False).worth}
     assert (found["parallel.tp"].instead, found["training.micro_batch_size"].instead) == ("mbs2", "mbs1")
     assert found["parallel.tp"].slower == pytest.approx(0.2, abs=1e-3)
     assert found["overrides.model.recompute_granularity"].instead == "tp2-recompute"
 
 
-def test_the_winner_can_be_pasted(trials):
-    text = tuning.yaml(tuning.summary(spec(), trials, is_cut_short=False))
+def test_the_winner_can_be_pasted(done):
+    text = trials.yaml(trials.summary(spec(), done, is_cut_short=False))
     assert yaml.safe_load(text) == {"parallel": {"tp": 2}, "training": {"micro_batch_size": 2}}
 
 
-def test_it_says_how_sure_it_is_when_the_time_is_up(trials):
-    found = tuning.summary(spec(confidence=0.9999), trials[:4], is_cut_short=True)
+def test_it_says_how_sure_it_is_when_the_time_is_up(done):
+    found = trials.summary(spec(confidence=0.9999), done[:4], is_cut_short=True)
     assert found.ended == "out_of_time"
-    assert any("raise tune.minutes" in sentence for sentence in tuning.conclusion(found))
+    assert any("raise tune.minutes" in sentence for sentence in trials.conclusion(found))
 
 
 def test_nothing_works():
-    found = tuning.summary(spec(), [trial(name, 1, state="out_of_memory") for name in SETTINGS], is_cut_short=False)
+    found = trials.summary(spec(), [trial(name, 1, state="out_of_memory") for name in SETTINGS], is_cut_short=False)
     assert (found.winner, found.ended) == (None, "nothing_works")
-    assert tuning.conclusion(found) == ["no setting works: 5 trials failed"]
+    assert trials.conclusion(found) == ["no setting works: 5 trials failed"]
 
 
 def test_a_ledger_is_read_up_to_a_torn_line_and_without_other_runs_trials(tmp_path):
     path = tmp_path / "trials.jsonl"
-    ledger = tuning._Ledger(path, {"mbs1": "x", "mbs2": "changed"})
+    ledger = trials._Ledger(path, {"mbs1": "x", "mbs2": "changed"})
     ledger.add(trial("mbs1", 1))
     files.append_line(path, records.line(trial("mbs2", 1)))
     with path.open("a") as stream:
         stream.write('{"event": "trial", "setting": "mb')
-    again = tuning._Ledger(path, {"mbs1": "x", "mbs2": "changed"})
+    again = trials._Ledger(path, {"mbs1": "x", "mbs2": "changed"})
     assert [one.setting for one in again.trials] == ["mbs1"]
     again.add(trial("mbs1", 2))
-    assert [one.round for one in tuning._Ledger(path, {"mbs1": "x"}).trials] == [1, 2]
+    assert [one.round for one in trials._Ledger(path, {"mbs1": "x"}).trials] == [1, 2]

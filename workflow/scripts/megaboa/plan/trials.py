@@ -2,7 +2,7 @@
 
 It is an ordinary experiment with its own results, whose runs are the settings to try: the user's run for a few steps
 from random weights, in every legal layout that fits, as far as `tune.settings` allows. They aren't trained by a job
-each: a single job tries them in turn (run/tuning.py).
+each: a single job tries them in turn (run/trials.py).
 """
 
 from __future__ import annotations
