@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from megaboa.check.overview import short
+from megaboa import formats
 from megaboa.files import write_text
 
 EXPERIMENTS = Path(__file__).parents[2] / "config" / "experiments"
@@ -25,7 +25,7 @@ def line(row: dict[str, Any]) -> str:
     layout = row["layout"] + (f" {row['sharding']}" if row["sharding"] else "")
     limit = row.get("limit_gib")  # none where the file states no GPU
     memory = f"{row['memory_gib']:.1f} of {f'{limit:.1f}' if limit else '-'}"
-    cells = (f"`{row['run']}`", row["model"], short(row["params"]), layout, row["ranks"], memory, outcome(row))
+    cells = (f"`{row['run']}`", row["model"], formats.count(row["params"]), layout, row["ranks"], memory, outcome(row))
     return f"| {' | '.join(map(str, cells))} |"
 
 

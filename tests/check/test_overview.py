@@ -36,9 +36,3 @@ def test_processors_need_no_memory_for_cuda():
     with_cuda, without = (overview.row("a", RunCheck(), one, None) for one in (on_gpus, on_processors))
     assert with_cuda["memory_gib"] > with_cuda["tensors_gib"] + 3
     assert without["memory_gib"] == without["tensors_gib"]
-
-
-def test_short_numbers():
-    assert [overview.short(n) for n in (None, 12, 1500, 774e6, 2.1e21)] == ["-", "12", "1.5k", "774M", "2.1e+21"]
-    assert [overview.short(n) for n in (999.4e6, 999.9e6)] == ["999M", "1B"]
-    assert [overview.size(n) for n in (5e3, 2.5e9, 3e12)] == ["5 kB", "2.5 GB", "3 TB"]

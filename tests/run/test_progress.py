@@ -15,7 +15,6 @@ from megaboa.run.progress import (
     Progress,
     describe,
     format_age,
-    format_count,
     format_duration,
     read_progress,
     read_tail,
@@ -184,14 +183,6 @@ def test_a_nan_loss_is_said(store):
 )
 def test_durations(seconds, text):
     assert format_duration(seconds) == text
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(0.25, "0.25"), (7.3, "7.3"), (950, "950"), (12_345, "12.3k"), (999_600, "1000k"), (4.56e6, "4.56M"), (2e9, "2G")],
-)
-def test_counts(value, text):
-    assert format_count(value) == text
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(12.4, "12 s"), (185, "3 min"), (7300, "2 h"), (200_000, "2 d")])

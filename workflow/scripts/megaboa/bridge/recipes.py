@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from megaboa import bridge_recipes, files, model_kinds
+from megaboa import bridge_recipes, files, formats, model_kinds
 from megaboa.bridge import preflight
 from megaboa.check import memory, overview, parameters
 from megaboa.check.facts import Facts
@@ -87,7 +87,7 @@ def _row(name: str, world: int, result: RunCheck, facts: Facts | None) -> dict[s
     known = facts is not None and memory.is_known(facts)
     return {
         "recipe": name,
-        "parameters": overview.short(round(parameters.of_model(facts))) if facts is not None and known else "-",
+        "parameters": formats.count(round(parameters.of_model(facts))) if facts is not None and known else "-",
         "off by": _deviation(result.parameters, facts) if facts is not None and known else "-",
         "GPUs": str(world),
         "layout": overview.layout(facts) if facts is not None else "-",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from megaboa import formats
 from megaboa.check import calibration, fit, memory, parameters
 from megaboa.check.costs import Costs, Total
 from megaboa.check.facts import Facts
@@ -99,40 +100,23 @@ def text(rows: Sequence[Mapping[str, Any]], total: Total) -> str:
         lines.append(f"... and {len(rows) - SHOWN:,} more runs, in preflight.tsv")
     unknown = f"; {total.unknown} runs of unknown duration" if total.unknown else ""
     lines.append(
-        f"{len(rows)} runs: {short(total.tokens)} tokens, {short(total.flops)} FLOP, "
-        f"{total.gpu_hours:,.3g} GPU-hours, {size(total.disk_bytes)} on disk{unknown}"
+        f"{len(rows)} runs: {formats.count(total.tokens)} tokens, {formats.count(total.flops)} FLOP, "
+        f"{total.gpu_hours:,.3g} GPU-hours, {formats.size(total.disk_bytes)} on disk{unknown}"
     )
     return "\n".join(line.rstrip() for line in lines)
 
 
 def _line(one: Mapping[str, Any]) -> tuple[str, ...]:
     cells = {
-        "params": short(one["params"]),
+        "params": formats.count(one["params"]),
         "GiB": "-" if one["memory_gib"] is None else f"{one['memory_gib']:.1f}",
         "of": "-" if one["limit_gib"] is None else f"{one['limit_gib']:.1f}",
-        "tokens": short(one["tokens"]),
-        "FLOP": short(one["flops"]),
+        "tokens": formats.count(one["tokens"]),
+        "FLOP": formats.count(one["flops"]),
         "s/step": "-" if one["step_seconds"] is None else f"{one['step_seconds']:.3g}",
         "GPU-hours": "-" if one["gpu_hours"] is None else f"{one['gpu_hours']:,.3g}",
-        "disk": "-" if one["disk_bytes"] is None else size(one["disk_bytes"]),
+        "disk": "-" if one["disk_bytes"] is None else formats.size(one["disk_bytes"]),
         "time by": one["step_source"],
     }
     texts = [cells[head] if head in cells else one[head] for head in HEAD]
     return tuple("-" if cell is None else str(cell) for cell in texts)
-
-
-def short(number: float | None) -> str:
-    """`774M`, `1.5B`, `2.1e+21`."""
-    if number is None:
-        return "-"
-    for unit, word in ((1e15, ""), (1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if number >= 0.9995 * unit:  # numbers that would be rounded up to the unit
-            return f"{number:.3g}" if not word else f"{number / unit:.3g}{word}"
-    return f"{number:.3g}"
-
-
-def size(number: float) -> str:
-    for unit, word in ((1e15, "PB"), (1e12, "TB"), (1e9, "GB"), (1e6, "MB")):
-        if number >= unit:
-            return f"{number / unit:.3g} {word}"
-    return f"{number / 1e3:.3g} kB"

@@ -17,11 +17,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from megaboa import commands, files
+from megaboa import commands, files, formats
 from megaboa.observe import alerts, prometheus
 from megaboa.observe.fleet import Fleet, Use, causes, cost, hours, losses, read_fleet, share, states, unit
 from megaboa.observe.queue import read_queue
-from megaboa.run.progress import format_count
 from megaboa.run.recovery import UNITS
 
 SHOWN = 20  # rows of a table on the terminal
@@ -121,7 +120,7 @@ def _experiments(fleet: Fleet) -> Table:
     table = _table("experiments", "", "runs", "effective", unit(fleet), "lost", "tokens", *price)
 
     def row(name: str, found: str, use: Use, tokens: int) -> None:
-        numbers = (share(use.effective), hours(use.held), hours(use.lost.total()), format_count(tokens))
+        numbers = (share(use.effective), hours(use.held), hours(use.lost.total()), formats.count(tokens))
         table.add_row(escape(name), found, *numbers, *((cost(fleet, use),) if price else ()))
 
     for name, use in list(fleet.experiments.items())[:SHOWN]:
@@ -149,7 +148,7 @@ def _nodes(fleet: Fleet) -> Table:
     for name, use in list(fleet.nodes.items())[:SHOWN]:
         blamed = hours(use.blamed) if use.blamed else ""
         avoided = "avoided" if fleet.avoided(name) else ""
-        numbers = (hours(use.held), share(use.effective), escape(losses(use)), format_count(round(use.tokens)))
+        numbers = (hours(use.held), share(use.effective), escape(losses(use)), formats.count(round(use.tokens)))
         table.add_row(escape(name), *numbers, *((cost(fleet, use),) if price else ()), blamed, avoided)
     if (more := len(fleet.nodes) - SHOWN) > 0:
         table.add_row(f"and {more} more")

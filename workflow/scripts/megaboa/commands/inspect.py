@@ -13,12 +13,11 @@ from collections.abc import Iterable, Sequence, Sized
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from megaboa import commands
+from megaboa import commands, formats
 from megaboa.bridge import saved
 from megaboa.errors import InputError
 from megaboa.paths import RunFolder
 from megaboa.run import checkpoints
-from megaboa.run.progress import format_bytes
 from megaboa.store_paths import RunStore
 
 SHOWN = 5
@@ -101,7 +100,7 @@ def lines(one: saved.Saved, found: dict[str, saved.Values]) -> list[str]:
     for tensor in one.tensors.values():
         more = found.get(tensor.name)
         numbers = (f"{more.norm:.6g}", f"{more.largest:.6g}", str(more.not_finite or "")) if more else ()
-        size = format_bytes(tensor.bytes)
+        size = formats.size(tensor.bytes)
         rows.append((tensor.name, tensor.dtype, shape(tensor), str(len(tensor.pieces)), size, *numbers))
     return [*head(one), *table(rows)]
 
@@ -116,7 +115,7 @@ def head(one: saved.Saved) -> list[str]:
         said.append(
             "1 object that is no tensor" if one.objects == 1 else f"{one.objects:,} objects that are no tensors"
         )
-    files = f"{counted(one.files, 'file')}, {format_bytes(sum(one.files.values()))}"
+    files = f"{counted(one.files, 'file')}, {formats.size(sum(one.files.values()))}"
     if one.writers:
         files += f", written by {one.writers} ranks" if one.writers > 1 else ", written by one rank"
     sizes = " ".join(f"{name}={size}" for name, size in (one.layout or {}).items())

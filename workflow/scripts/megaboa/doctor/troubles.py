@@ -11,11 +11,11 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from megaboa import formats
 from megaboa.causes import CAUSES, KERNEL_FAULT
 from megaboa.check import costs, fit, memory, table
 from megaboa.check.facts import Facts
 from megaboa.check.memory import GIB
-from megaboa.check.overview import size
 from megaboa.scheduler.registry import cluster
 
 HUB = (
@@ -214,7 +214,8 @@ def time_limit(case: Case) -> list[str]:
 def disk_full(case: Case) -> list[str]:
     f = case.facts
     found = costs.of_run(f) if f is not None else None
-    room = f": one takes {size(found.checkpoint_bytes)}, {found.checkpoints} lie there at one time" if found else ""
+    size = found and formats.size(found.checkpoint_bytes)
+    room = f": one takes {size}, {found.checkpoints} lie there at one time" if found else ""
     return [
         f"checkpoint.keep_last: 2 keeps only the newest checkpoints{room}",
         "`store:` may name a larger file system",

@@ -15,6 +15,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
+from megaboa import formats
 from megaboa.doctor import examine
 from megaboa.observe.queue import Queue, trained_by, with_queue
 from megaboa.paths import ExperimentFolder, RunFolder
@@ -24,8 +25,6 @@ from megaboa.run.identity import is_outdated, is_trained
 from megaboa.run.progress import (
     Progress,
     format_age,
-    format_bytes,
-    format_count,
     format_duration,
     format_speed,
     format_steps,
@@ -128,7 +127,7 @@ def progress_table(name: str, runs: Sequence[Progress], now: float | None = None
 
 
 def _mean_size(run: Progress) -> str:
-    return format_bytes(run.checkpoint_bytes / run.checkpoints)
+    return formats.size(run.checkpoint_bytes / run.checkpoints)
 
 
 @dataclass(frozen=True)
@@ -142,7 +141,7 @@ _COLUMNS = (
     _Column("step", format_steps, _RIGHT),
     _Column("loss", lambda run: "" if run.loss is None else f"{run.loss:.4f}", _RIGHT),
     _Column(
-        "tokens/s", lambda run: "" if run.tokens_per_second is None else format_count(run.tokens_per_second), _RIGHT
+        "tokens/s", lambda run: "" if run.tokens_per_second is None else formats.count(run.tokens_per_second), _RIGHT
     ),
     _Column("ETA", lambda run: "" if run.eta_seconds is None else format_duration(run.eta_seconds), _RIGHT),
     _Column("try", lambda run: str(run.attempt or ""), _RIGHT),

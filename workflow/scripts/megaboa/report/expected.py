@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from megaboa.check.overview import short, size
+from megaboa import formats
 from megaboa.layout import AXES
 from megaboa.metrics import named
 from megaboa.paths import ExperimentFolder
@@ -74,9 +74,9 @@ def _expected(row: dict[str, str], run: RunResult) -> Expected:
     disk = _number(row["disk_bytes"])
     return Expected(
         run=run.name,
-        tokens=short(_number(row["tokens"])),
-        flops=short(_number(row["flops"])),
-        disk="-" if disk is None else size(disk),
+        tokens=formats.count(_number(row["tokens"])),
+        flops=formats.count(_number(row["flops"])),
+        disk="-" if disk is None else formats.size(disk),
         step_source=row["step_source"],
         model_seconds=_number(row.get("model_seconds") or "-"),
         model_parts=(row.get("model_parts") or "-").removeprefix("-"),

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from markupsafe import Markup
 
+from megaboa import formats
 from megaboa.observe.alerts import Alert
 from megaboa.observe.fleet import USES, Fleet, Use, causes, cost, hours, losses, moment, share, states, unit
 from megaboa.report.page import HERE, environment
 from megaboa.report.style import PALETTE
-from megaboa.run.progress import format_count
 
 NAMES = {
     "productive": "steps that counted",
@@ -70,7 +70,7 @@ def render(fleet: Fleet, alerts: Sequence[Alert]) -> str:
             share=share,
             cost=cost,
             states=states,
-            short=format_count,
+            short=formats.count,
             most=MOST_ROWS,
         )
     )

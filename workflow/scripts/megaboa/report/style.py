@@ -26,6 +26,7 @@ from matplotlib.ticker import FuncFormatter, LogFormatter, MaxNLocator
 
 from megaboa.config.models.outputs import Figure
 from megaboa.files import write_bytes, write_text
+from megaboa.formats import UNITS
 from megaboa.metrics import SECONDS, SHARE, label, named
 from megaboa.report.frames import Frames
 
@@ -285,9 +286,9 @@ class LogText(LogFormatter):
 
 def short(value: float) -> str:
     """A short number for an axis: `30k`, `1.5M`."""
-    for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= size:
-            return f"{value / size:.6g}{letter}"
+    for unit, letter in UNITS:
+        if abs(value) >= unit:
+            return f"{value / unit:.6g}{letter}"
     return f"{value:.6g}"
 
 

@@ -226,22 +226,6 @@ def format_speed(value: float) -> str:
     return f"{value:.1f}" if value >= 1 else f"{value:.2g}"
 
 
-def format_count(value: float) -> str:
-    """Three significant digits: `950`, `12.3k`, `4.56M`."""
-    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if value >= size:
-            return f"{value / size:.3g}{letter}" if value / size < 999.5 else f"{value / size:.0f}{letter}"
-    return format_speed(value) if value < 10 else f"{value:.0f}"
-
-
-def format_bytes(value: float) -> str:
-    """`950 B`, `12.3 MB`, `4.56 TB`."""
-    for size, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if value >= size:
-            return f"{value / size:.3g} {unit}"
-    return f"{value:.0f} B"
-
-
 def format_age(seconds: float) -> str:
     """`12 s`, `3 min`, `5 h`, `2 d`."""
     for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):

@@ -1,0 +1,24 @@
+"""megaboa.formats: counts and sizes as people read them."""
+
+import pytest
+
+from megaboa import formats
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        *((None, "-"), (0.25, "0.25"), (7.3, "7.3"), (950, "950"), (999.6, "1k"), (12_345, "12.3k"), (999_600, "1M")),
+        *((4.56e6, "4.56M"), (2e9, "2B"), (7.5e13, "75T"), (9.999e14, "1e+15"), (2.1e21, "2.1e+21")),
+    ],
+)
+def test_counts(number, text):
+    assert formats.count(number) == text
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(0, "0 B"), (950, "950 B"), (999_600, "1 MB"), (12.3e6, "12.3 MB"), (4.56e12, "4.56 TB"), (2e18, "2e+03 PB")],
+)
+def test_sizes(number, text):
+    assert formats.size(number) == text

@@ -1,0 +1,26 @@
+"""Numbers as people read them: counts and sizes. Standard library only."""
+
+from __future__ import annotations
+
+UNITS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
+_SIZES = ((1e15, "PB"), (1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+_ROUNDED = 0.9995  # what would be rounded up to the unit is shown in it
+
+
+def count(number: float | None) -> str:
+    """Three significant digits: `950`, `774M`, `1.5B`, `2.1e+21`."""
+    if number is None:
+        return "-"
+    if number < 1e15 * _ROUNDED:
+        for unit, letter in UNITS:
+            if number >= unit * _ROUNDED:
+                return f"{number / unit:.3g}{letter}"
+    return f"{number:.3g}"
+
+
+def size(number: float) -> str:
+    """Bytes, in three significant digits: `950 B`, `12.3 MB`, `4.56 TB`."""
+    for unit, word in _SIZES:
+        if number >= unit * _ROUNDED:
+            return f"{number / unit:.3g} {word}"
+    return f"{number:.0f} B"
