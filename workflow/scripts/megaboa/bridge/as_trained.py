@@ -12,10 +12,9 @@ import yaml
 
 from megaboa.fields import BRIDGE_FIELDS
 from megaboa.paths import RunFolder
-from megaboa.records import RunSpec, TrainRecord, Tree, read
+from megaboa.records import SECTIONS, RunSpec, TrainRecord, Tree, read
 
 RUN_CONFIG = "run_config.yaml"
-SECTIONS = ("training", "optimizer", "schedule", "parallel")
 UNSAID = {"training.train_tokens", "training.precision", "parallel.fsdp"}  # not determined by a single field of Bridge
 
 

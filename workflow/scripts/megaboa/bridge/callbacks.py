@@ -24,6 +24,7 @@ from megaboa import files
 from megaboa.check import flops
 from megaboa.check.facts import Facts, Model, Training
 from megaboa.records import (
+    LM_LOSS,
     Evaluated,
     Phase,
     RankEnd,
@@ -88,7 +89,7 @@ class StepWriter(Callback):
         step = Step(
             step=_step(context) + 1,  # Bridge only increments it after this callback
             seconds=time.perf_counter() - self._started,
-            loss=losses.get("lm loss"),
+            loss=losses.get(LM_LOSS),
             grad_norm=None if context.grad_norm is None else float(context.grad_norm),
             lr=self._lr,
             tokens=_tokens_per_step(context.state.cfg),

@@ -9,8 +9,7 @@ from megaboa.blends import split_blends
 from megaboa.bridge.as_trained import as_trained
 from megaboa.layout import NAMES
 from megaboa.paths import ADAPTER, CHAT_TEMPLATE, RunFolder
-from megaboa.records import Evaluated, ModelSource, TrainRecord
-from megaboa.run.checkpoints import LOSS
+from megaboa.records import LM_LOSS, Evaluated, ModelSource, TrainRecord
 
 TASKS = {
     "pretrain": "Pretrained",
@@ -95,7 +94,7 @@ def _training(folder: RunFolder, source: ModelSource, iteration: int, evaluation
         "seed": training["seed"],
     }
     if evaluation:
-        rows["validation loss"] = f"{evaluation.losses[LOSS]:.4f}"
+        rows["validation loss"] = f"{evaluation.losses[LM_LOSS]:.4f}"
     return rows
 
 

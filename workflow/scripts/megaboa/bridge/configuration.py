@@ -33,10 +33,20 @@ from megaboa.bridge.overrides import hydra_overrides, hydra_value
 from megaboa.errors import InputError
 from megaboa.fields import BRIDGE_FIELDS, key_of
 from megaboa.paths import RunFolder
-from megaboa.records import ImportRecord, LaunchSpec, ModelSource, Parent, ProfileSpec, RunSpec, Tokenizer, Tree, read
+from megaboa.records import (
+    SECTIONS,
+    ImportRecord,
+    LaunchSpec,
+    ModelSource,
+    Parent,
+    ProfileSpec,
+    RunSpec,
+    Tokenizer,
+    Tree,
+    read,
+)
 from megaboa.store_paths import AttemptFolder, RunStore
 
-SECTIONS = ("training", "optimizer", "schedule", "parallel")
 REFERENCE_STEPS = 4  # steps without the profiler, after the step that includes the end of the capture
 # Their values have another meaning in Bridge's fields, or Bridge has no field for them (bridge/nudge.py).
 NOT_COPIED = {"training.precision", "parallel.fsdp", "training.nudge"}

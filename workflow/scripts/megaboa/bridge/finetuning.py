@@ -29,11 +29,10 @@ from megaboa.blends import SPLITS, split_blends
 from megaboa.check.adapters import matches
 from megaboa.errors import InputError
 from megaboa.paths import RunFolder
-from megaboa.records import RunSpec, TrainRecord, Tree, read
+from megaboa.records import NO_TEMPLATE, RunSpec, TrainRecord, Tree, read
 from megaboa.run import checkpoints
 from megaboa.store_paths import RunStore
 
-NO_TEMPLATE = "none"
 # Placeholder for runs that aren't prepared yet, and for random weights: Bridge only checks that the folder exists.
 NOWHERE = "."
 LOSS_MODES = {"answers": "assistant", "last-answer": "last_turn", "everything": "full"}

@@ -60,7 +60,7 @@ from megaboa.conversion import WHOLE
 from megaboa.files import folder_digests
 from megaboa.layout import Layout
 from megaboa.paths import CARD, RunFolder
-from megaboa.records import Check, Evaluated, ExportRecord, ModelSource
+from megaboa.records import LM_LOSS, Check, Evaluated, ExportRecord, ModelSource
 from megaboa.run import checkpoints
 from megaboa.store_paths import RunStore
 
@@ -345,7 +345,7 @@ def same_loss(model: torch.nn.Module, found: list[Batch], evaluation: Evaluated,
         mask = sequence["loss_mask"].float()
         total += float((losses * mask).sum(dtype=torch.float64))
         count += float(mask.sum(dtype=torch.float64))
-    mine, logged = total / count, evaluation.losses[checkpoints.LOSS]
+    mine, logged = total / count, evaluation.losses[LM_LOSS]
     bound = BOUNDS.get(precision, FP8_BOUND)
     detail = (
         f"{mine:.6f} by transformers, {logged:.6f} in the log, over the same {int(count):,} tokens; "

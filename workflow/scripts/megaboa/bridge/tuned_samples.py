@@ -27,11 +27,11 @@ from megatron.bridge.training.tokenizers.tokenizer import build_tokenizer
 
 from megaboa.blends import SPLITS, split_blends
 from megaboa.bridge import configuration
-from megaboa.bridge.finetuning import NO_TEMPLATE, splits
+from megaboa.bridge.finetuning import splits
 from megaboa.bridge.process import playing_rank_0_of
 from megaboa.errors import InputError
 from megaboa.paths import RunFolder
-from megaboa.records import CorpusRead, ExamplesRead, RunSpec, ShownExample, Tree, plain
+from megaboa.records import NO_TEMPLATE, CorpusRead, ExamplesRead, RunSpec, ShownExample, Tree, plain
 from megaboa.run.inputs import bounds_of
 
 FILES = dict(zip(SPLITS, ("training.jsonl", "validation.jsonl", "test.jsonl"), strict=True))  # names that Bridge uses

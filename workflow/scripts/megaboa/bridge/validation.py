@@ -19,8 +19,7 @@ from megatron.core.utils import get_model_config
 from torch.utils.data import DataLoader
 
 from megaboa.bridge import datasets
-
-LOSS = "lm loss"
+from megaboa.records import LM_LOSS
 
 
 class ValidationSets(Callback):
@@ -63,8 +62,8 @@ class ValidationSets(Callback):
                     None,
                     get_model_config(context.model[0]),
                 )
-            if losses and LOSS in losses:  # only ranks of the last pipeline stage have losses
-                context.total_loss_dict[f"valid/{name}"] = losses[LOSS]
+            if losses and LM_LOSS in losses:  # only ranks of the last pipeline stage have losses
+                context.total_loss_dict[f"valid/{name}"] = losses[LM_LOSS]
 
 
 @contextlib.contextmanager

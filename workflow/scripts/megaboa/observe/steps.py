@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from megaboa.files import read_jsonl, write_bytes
-from megaboa.records import AttemptStart, Evaluated, Step, StepEvent, read_ledger, read_steps
+from megaboa.records import LM_LOSS, AttemptStart, Evaluated, Step, StepEvent, read_ledger, read_steps
 from megaboa.store_paths import RunStore
 
 COLUMNS = pa.schema(
@@ -31,7 +31,6 @@ COLUMNS = pa.schema(
     ]
 )
 # The column `loss` has the language model's loss; every other loss has a column `losses/<name>`.
-MAIN_LOSS = "lm loss"
 # Prefix of the columns with losses of further validation sets; null at steps without an evaluation.
 VALIDATION_SET = "valid/"
 
@@ -90,7 +89,7 @@ def table_of(rows: list[Row]) -> pa.Table:
 
 
 def _row(event: Step) -> Row:
-    further = {f"losses/{name}": _float(v) for name, v in (event.losses or {}).items() if name != MAIN_LOSS}
+    further = {f"losses/{name}": _float(v) for name, v in (event.losses or {}).items() if name != LM_LOSS}
     return {
         "step": event.step,
         "attempt": event.attempt,

@@ -20,7 +20,7 @@ from megaboa.fields import BRIDGE_FIELDS
 from megaboa.harmless import is_harmless
 from megaboa.plan import image_specs, tasks
 from megaboa.plan.quantities import Quantities
-from megaboa.records import LaunchSpec, ProfileSpec, RunSpec, Tree, parse
+from megaboa.records import SECTIONS, LaunchSpec, ProfileSpec, RunSpec, Tree, parse
 from megaboa.run.recovery import links, wall_seconds
 
 COLUMNS = (
@@ -29,7 +29,6 @@ COLUMNS = (
     *("nodes", "gpus_per_node", "runtime", "jobs", "parent"),
     *("state", "why"),  # of runs that are left out
 )
-_SECTIONS = ("training", "optimizer", "schedule", "parallel")
 _SAME_LOSSES = {"num_workers", "max_epochs"}
 OVERLAPS = ("overlap_grad_reduce", "overlap_param_gather")  # keys of `parallel` for when things are sent, not what
 _TUNED_SAMPLES = ("template", "loss_on", "pack")
@@ -45,7 +44,7 @@ def run_spec(config: Experiment, model: str, world_size: int) -> RunSpec:
     """Everything that can change the losses, and nothing else. For a recipe only the keys that are set."""
     own_defaults = config.models[model].recipe is None
     sections = {
-        name: getattr(config, name).model_dump(mode="json", exclude_unset=not own_defaults) for name in _SECTIONS
+        name: getattr(config, name).model_dump(mode="json", exclude_unset=not own_defaults) for name in SECTIONS
     }
     sections["training"].pop("train_tokens", None)
     if not sections["training"].get("nudge"):  # runs of older versions don't have this key

@@ -8,9 +8,8 @@ from pathlib import Path
 from megaboa import blends
 from megaboa.config.models.experiment import Experiment
 from megaboa.config.problems import show
-from megaboa.records import Tree
+from megaboa.records import NO_TEMPLATE, Tree
 
-NO_TEMPLATE = "none"
 OF_ADAPTERS = ("rank", "alpha", "dropout", "targets")
 ADAPTERS = ("lora", "dora")
 # Keys of `data` for how text is cut into samples, or masked.

@@ -353,6 +353,7 @@ LEDGER = {
     kind.event: kind
     for kind in (Called, AttemptStart, AttemptEnd, Left, Cancelled, Unhealthy, Distrusted, Trusted, LeftOut)
 }
+LM_LOSS = "lm loss"  # Megatron's name of the loss
 STEPS = {kind.event: kind for kind in (Phase, TrainStart, Step, Evaluated, Tested, Saved, TrainEnd)}
 
 

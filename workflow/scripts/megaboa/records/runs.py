@@ -10,6 +10,9 @@ from megaboa.causes import Action, Cause
 from megaboa.records.base import IF_SET, Range, Record, Tree, plain
 from megaboa.records.images import BridgeSource
 
+SECTIONS = ("training", "optimizer", "schedule", "parallel")  # of an experiment; each is a field of RunSpec
+NO_TEMPLATE = "none"  # `tuning.template`: examples without a chat template
+
 
 @dataclass(frozen=True, kw_only=True)
 class PassMarks(Record):

@@ -8,7 +8,17 @@ from typing import Any
 
 from megaboa.observe.steps import VALIDATION_SET
 from megaboa.paths import CorpusFolder, ExperimentFolder
-from megaboa.records import Corpus, CorpusRead, DataIndex, ExamplesRead, Filtered, Verification, read, read_if_there
+from megaboa.records import (
+    LM_LOSS,
+    Corpus,
+    CorpusRead,
+    DataIndex,
+    ExamplesRead,
+    Filtered,
+    Verification,
+    read,
+    read_if_there,
+)
 from megaboa.report.runs import RunResult
 
 SHOWN_TOKENS = 12
@@ -111,5 +121,5 @@ def last_validation(runs: list[RunResult]) -> list[tuple[str, dict[str, Any]]]:
             name.removeprefix(VALIDATION_SET): v for name, v in losses.items() if name.startswith(VALIDATION_SET)
         }
         if further:
-            found.append((run.name, {"main": losses.get("lm loss"), **further}))
+            found.append((run.name, {"main": losses.get(LM_LOSS), **further}))
     return found

@@ -12,6 +12,7 @@ from megaboa import metrics
 from megaboa.config.models.outputs import Figure
 from megaboa.observe.numbers import WARMUP_STEPS
 from megaboa.observe.steps import VALIDATION_SET
+from megaboa.records import LM_LOSS
 from megaboa.report.runs import RunResult
 
 SEED = "training.seed"
@@ -118,7 +119,7 @@ class Frames:
             {"run": run.name, "step": entry["step"], "set": name.removeprefix(VALIDATION_SET), "loss": loss}
             for run in self._runs
             for entry in (run.summary or {}).get("validation", [])
-            for name, loss in {"main" if n == "lm loss" else n: v for n, v in entry["losses"].items()}.items()
+            for name, loss in {"main" if n == LM_LOSS else n: v for n, v in entry["losses"].items()}.items()
             if name == "main" or name.startswith(VALIDATION_SET)
         ]
         return pd.DataFrame(rows, columns=metrics.columns("validation"))

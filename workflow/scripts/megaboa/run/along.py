@@ -17,6 +17,7 @@ from megaboa.errors import InputError
 from megaboa.files import digest
 from megaboa.paths import AlongFolder, RunFolder
 from megaboa.records import (
+    LM_LOSS,
     Along,
     AlongSpec,
     ConversionSpec,
@@ -35,7 +36,6 @@ from megaboa.records import (
     write,
 )
 from megaboa.run import checkpoints, completion, progress
-from megaboa.run.checkpoints import LOSS
 from megaboa.store_paths import RunStore
 
 SCRIPTS = Path(__file__).parents[2]
@@ -141,7 +141,7 @@ class _Step:
             iteration=self.folder.iteration,
             path=export.path,
             digest=export.digest,
-            loss=logged and logged.losses.get(LOSS),
+            loss=logged and logged.losses.get(LM_LOSS),
             values=evaluation.values if evaluation else {},
         )
 

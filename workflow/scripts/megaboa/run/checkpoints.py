@@ -24,7 +24,7 @@ from pathlib import Path
 
 from megaboa.errors import InputError
 from megaboa.files import file_digest, read_json, write_json
-from megaboa.records import CheckpointMark, Evaluated, Tree, read, read_steps, write
+from megaboa.records import LM_LOSS, CheckpointMark, Evaluated, Tree, read, read_steps, write
 from megaboa.store_paths import RunStore
 
 MARKER = "complete.json"
@@ -33,7 +33,6 @@ REMOVED = "removed_"  # prefix of folders that are being removed
 LOOK_SECONDS = 2.0
 READERS = 4  # files read at once: faster on a parallel file system, and not slower on a laptop
 LAST_WRITTEN = "run_config.yaml"
-LOSS = "lm loss"  # decides which checkpoint is the best
 _FOLDER = re.compile(r"^iter_(\d{7,})$")
 
 
@@ -251,7 +250,7 @@ def chosen(run: str, store: RunStore, wanted: str | int) -> int:
 
 
 def _best(run: str, store: RunStore, kept: list[int]) -> int:
-    losses = {iteration: event.losses[LOSS] for iteration, event in evaluations(store).items() if iteration in kept}
+    losses = {iteration: event.losses[LM_LOSS] for iteration, event in evaluations(store).items() if iteration in kept}
     if not losses:
         raise InputError(
             f"run {run}: export.checkpoint is best, and none of the kept checkpoints ({', '.join(map(str, kept))}) was "
@@ -263,7 +262,7 @@ def _best(run: str, store: RunStore, kept: list[int]) -> int:
 def evaluations(store: RunStore) -> dict[int, Evaluated]:
     """Each step's last evaluation."""
     events = [event for attempt in store.attempts for event in read_steps(attempt.steps)]
-    found = [event for event in events if isinstance(event, Evaluated) and LOSS in event.losses]
+    found = [event for event in events if isinstance(event, Evaluated) and LM_LOSS in event.losses]
     return {event.step: event for event in found}
 
 
