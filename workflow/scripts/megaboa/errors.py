@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-FULL = {
+NO_ROOM = {
     errno.ENOSPC: "the disk is full",
     errno.EDQUOT: "the quota is used up",
     errno.EFBIG: "files may not be that large here (`ulimit -f`)",
@@ -29,12 +29,12 @@ def disk_full(where: object, remedy: str) -> Iterator[None]:
     except Exception as error:
         if (refused := no_room(error)) is None:
             raise
-        raise InputError(f"{where}: {FULL[refused]}; no partial file was kept. {remedy}") from error
+        raise InputError(f"{where}: {NO_ROOM[refused]}; no partial file was kept. {remedy}") from error
 
 
 def no_room(error: BaseException) -> int | None:
     """The errno of a full disk or quota, if that caused an exception; torch's own exceptions don't mention it."""
-    return next((seen.errno for seen in led_to(error) if isinstance(seen, OSError) and seen.errno in FULL), None)
+    return next((seen.errno for seen in led_to(error) if isinstance(seen, OSError) and seen.errno in NO_ROOM), None)
 
 
 def led_to(error: BaseException) -> Iterator[BaseException]:

@@ -15,7 +15,7 @@ from megaboa.paths import RunFolder
 from megaboa.records import Corpus, Dataset, Examples, ImportRecord, ModelSource, Sources, read, read_if_there
 from megaboa.scheduler.registry import cluster
 
-SPLITS = ("training", "validation", "test")
+SPLIT_NAMES = ("training", "validation", "test")
 
 
 class UnusableInputError(InputError):
@@ -200,7 +200,7 @@ def empty_splits(split: str, documents: int) -> list[str]:
     bounds = bounds_of(split, documents)
     return [
         name
-        for name, share, (begin, end) in zip(SPLITS, _shares(split), bounds, strict=True)
+        for name, share, (begin, end) in zip(SPLIT_NAMES, _shares(split), bounds, strict=True)
         if share > 0 and begin == end
     ]
 
@@ -214,4 +214,4 @@ def bounds_of(split: str, documents: int) -> list[tuple[int, int]]:
 
 def _shares(split: str) -> list[float]:
     given = [float(share) for share in re.findall(r"[.0-9]+", split)]  # Megatron's own parsing
-    return given + [0.0] * (len(SPLITS) - len(given))
+    return given + [0.0] * (len(SPLIT_NAMES) - len(given))
