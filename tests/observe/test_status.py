@@ -212,7 +212,7 @@ def test_a_job_that_our_queue_can_not_know_is_not_lost(empty, monkeypatch, claim
     )
     unrelated = [in_queue("12", "PENDING", folder="/elsewhere")] if "cluster" in claim else []
     run = run_with(empty, *unrelated)
-    assert (run.state, run.slurm) == ("running", "unknown")
+    assert (run.state, run.scheduler_silent) == ("running", True)
     assert f"trained by {whose} (process 1 on host n1)" in event(run, NOW)
 
 
@@ -226,10 +226,10 @@ def test_what_was_written_after_slurm_was_asked_is_newer(empty):
 def test_where_slurm_can_not_be_asked_the_ledger_stands_and_that_is_said(empty):
     begin_in_slurm(empty, "big")
     run = run_with(empty, known=False)
-    assert (run.state, run.slurm) == ("running", "unknown")
+    assert (run.state, run.scheduler_silent) == ("running", True)
     assert "unknown to SLURM at the moment" in event(run, NOW)
     begin_in_slurm(empty, "big", end_event(1, 10, **FAILED))
-    assert (run := run_with(empty, known=False)).slurm is None and run.state == "failed"
+    assert (run := run_with(empty, known=False)).scheduler_silent is False and run.state == "failed"
 
 
 def test_a_run_that_has_not_begun_is_queued_with_the_job_that_was_submitted(empty):
@@ -397,7 +397,7 @@ def test_a_squeue_that_fails_is_said(empty):
     begin_in_slurm(empty, "big")
     environment, _ = squeue(empty.root, "echo 'Unable to contact slurm controller' >&2; exit 1")
     (run,) = json.loads(run_script(empty, "--json", **environment).stdout)["tiny"]
-    assert (run["state"], run["slurm"]) == ("running", "unknown")
+    assert (run["state"], run["scheduler_silent"]) == ("running", True)
     assert "SLURM could not be asked" in run_script(empty, **environment).stdout
 
 

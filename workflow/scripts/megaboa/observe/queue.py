@@ -58,7 +58,7 @@ def with_queue(run: Progress, queue: Queue, jobs: Sequence[QueuedJob] = (), hold
     if run.state == "done":
         return run
     if not queue.known:
-        return replace(run, slurm="unknown") if run.job and run.goes_on else run
+        return replace(run, scheduler_silent=True) if run.job and run.goes_on else run
     theirs = holder if holder and holder.job == run.job else None
     # in another cluster's queue the same number is another job
     own = None if theirs and claims.is_of_other_cluster(theirs) else queue[run.job]
@@ -85,5 +85,5 @@ def _without_job(run: Progress, own: QueuedJob | None, holder: Holder | None) ->
     if not (run.job and run.goes_on) or own:
         return run
     if holder and (claims.is_of_other_cluster(holder) or claims.is_of_other_user(holder)):
-        return replace(run, slurm="unknown", holder=claims.describe(holder))
+        return replace(run, scheduler_silent=True, holder=claims.describe(holder))
     return replace(run, state="lost", detail=f"{cluster().name} job {run.job} is gone: call again")

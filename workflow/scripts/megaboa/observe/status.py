@@ -188,7 +188,7 @@ class ProgressTable:
                 yield Text(f"{run.run}: {event(run, self.now)}")
         counts = Counter(run.state for run in self.runs)
         line = ", ".join(f"{counts[state]} {state}" for state in STYLES if counts[state]) or "no runs"
-        if any(run.slurm and not run.holder for run in self.runs):
+        if any(run.scheduler_silent and not run.holder for run in self.runs):
             line += f"; {cluster().name} could not be asked"
         yield Text(line, style="dim")
 
@@ -206,7 +206,7 @@ def event(run: Progress, now: float) -> str:
         parts.append(run.slow)
     if run.event:
         parts.append(f"{run.event}, {format_age(now - (run.event_time or now))} ago")
-    if run.slurm == "unknown":
+    if run.scheduler_silent:
         parts.append(
             f"trained by {run.holder}, as far as known here"
             if run.holder

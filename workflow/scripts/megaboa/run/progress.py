@@ -71,7 +71,7 @@ class Progress:
     job_reason: str | None = None  # why it waits
     job_starts: float | None = None  # when the scheduler expects that it starts
     job_ends: float | None = None  # when its wall time is used up
-    slurm: str | None = None  # "unknown": the scheduler could not be asked
+    scheduler_silent: bool = False  # it could not be asked
     holder: str | None = None  # holder of the run, if the scheduler doesn't show its job
     slow: str | None = None  # the worst of the ranks that were slow at each of the last saves, and its score
     jobs_left: int | None = None  # estimated number of further jobs that the run needs

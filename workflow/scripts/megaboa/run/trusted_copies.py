@@ -17,9 +17,6 @@ from megaboa.records import AttemptEnd, LocalBeginning, LocalName, read_if_there
 from megaboa.run import ledger
 from megaboa.store_paths import AttemptFolder, RunStore
 
-# These causes mean that the run's state is bad, so the copies may be bad too.
-OF_THE_STATE = ("nan", "loss_spike")
-
 
 def name(payload: RunStore) -> str:
     """The name of the run's copies. A new store gets a new name, so that leftovers of another run on the nodes are
@@ -70,10 +67,11 @@ def failed(ends: Sequence[AttemptEnd]) -> bool:
     two in a row they may be: loading them may be what kills the supervisor or the node.
     """
     end = ends[-1]
-    if end.cause is None or end.cause in OF_THE_STATE:
+    if end.cause is None or CAUSES[end.cause].state:
         return end.cause is not None
     if end.local is None or end.last_step is not None:
         return False
     if len(ends) > 1 and (ends[-2].local, ends[-2].last_step) == (end.local, None):
         return True
-    return not (CAUSES[end.cause].free or CAUSES[end.cause].node or end.cause in ("cancelled", "stopped"))
+    why = CAUSES[end.cause]
+    return not (why.free or why.node or why.outside)
