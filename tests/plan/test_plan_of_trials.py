@@ -54,6 +54,15 @@ def test_a_setting_says_how_it_differs_from_the_users_run(tuning_of):
     assert plan["tp2-sp-mbs1-recompute"].values["overrides.model.recompute_granularity"] == "full"
 
 
+def test_three_more_keys_make_no_name_that_is_too_long(tuning_of):
+    """As in docs/how-to/tune.md."""
+    more = ["parallel.overlap_grad_reduce: [null, false]", f"training.precision: [bf16_mixed, {FP8}]"]
+    also = ", ".join([*more, "overrides.model.cuda_graph_impl: [none, transformer_engine]"])
+    plan, _ = tuning_of(f"{H100}{LARGE}parallel: {{tp: 2, sp: true}}\ntune: {{settings: 400, also: {{{also}}}}}\n")
+    tried = {tuple(run.values.get(key.split(":")[0]) for key in also.split(", ") if ":" in key) for run in plan.runs}
+    assert len(tried) >= 8 and max(len(run.name) for run in plan.runs) <= 100
+
+
 def test_what_does_not_fit_is_left_out_and_the_fastest_by_prediction_are_tried(tuning_of):
     plan, said = tuning_of(f"{H100}{LARGE}parallel: {{tp: 2, sp: true}}\ntune: {{settings: 6}}\n")
     assert len(plan.runs) == 6

@@ -26,6 +26,7 @@ from megaboa.plan.run_facts import known_facts
 from megaboa.records import Tree
 
 PRECISION, MICRO_BATCH = "training.precision", "training.micro_batch_size"
+LABEL = 60  # characters of a setting's name for the values of `tune.also`
 WARMUP = 3  # steps in which kernels are selected and memory is allocated
 # Sections that don't affect the speed, or only make sense in a complete run.
 NOT_TAKEN = (*proof.NOT_TAKEN, "continue_from", "schedule", "recovery", "checkpoint")
@@ -112,8 +113,10 @@ def _options(loaded: LoadedExperiment, tree: Tree, run: Run, known: Facts) -> tu
             planned = {name: _with_values(known, values) for name, values in runs.items() if name in planned}
         facts += [(values, planned[name]) for name, values in runs.items() if name in planned]
     found: dict[str, Option] = {}
-    for values, one in facts:
+    for number, (values, one) in enumerate(facts):
         label = "".join(f"-{_label(key, value)}" for key, value in values.items())
+        if len(label) > LABEL:  # names have a limit, and nobody reads such a long one: the table has the keys
+            label = f"-also{number}"
         for candidate in search_space.candidates(one):
             differs = {**values, **search_space.differences(candidate.facts, known)}
             found.setdefault(candidate.name + label, Option(candidate.name + label, candidate, differs, label))
