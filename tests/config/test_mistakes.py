@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from indexed_files import write_indexed
 
-from megaboa.config import ConfigError, keys, load
+from megaboa.config import ConfigError, command_line, keys, load
 from megaboa.plan import make_plan
 
 GOOD = """\
@@ -160,6 +160,7 @@ MISTAKES = [
     mistake("a branch of Bridge", "image.bridge_source.commit", "'main' is not a commit: give the full hash", add=f"image: {{runtime: pyxis, path: 'x@sha256:{'0' * 64}', bridge_source: {{repo: 'https://x/y', commit: main}}}}\n"),
     mistake("a short hash of Bridge", "image.bridge_source.commit", "full hash of 40 digits", add=f"image: {{runtime: pyxis, path: 'x@sha256:{'0' * 64}', bridge_source: {{repo: 'https://x/y', commit: abc1234}}}}\n"),
     mistake("a relative place for Bridge", "image.bridge_source.mount_as", "'opt'", "path of the checkout", add=f"image: {{runtime: pyxis, path: 'x@sha256:{'0' * 64}', bridge_source: {{repo: 'https://x/y', commit: '{'0' * 40}', mount_as: opt}}}}\n"),
+    mistake("a swept profiler that is not there", "sweep.grid.profile.tool[1]", "there is no file 'no.py'", add="sweep: {grid: {profile.tool: [none, no.py]}}\n"),
     mistake("a sweep over evaluations", "sweep.runs.a.evaluate.command", "it is no property of a run", add="sweep: {runs: {a: {evaluate.command: x}}}\n"),
     mistake("a sweep over images", "sweep.grid.image.path", "all runs of an experiment share the image", add="sweep: {grid: {image.path: [a, b]}}\n"),
     # models, corpora, references and files
@@ -381,3 +382,11 @@ def test_mistakes_in_later_files_and_on_the_command_line_are_placed(tmp_path: Pa
 def test_a_field_of_tokens_is_no_secret():
     assert keys.override_problem("model.moe_token_dispatcher_type") is None
     assert "is a secret" in keys.override_problem("logger.hf_token")
+
+
+@pytest.mark.parametrize("value", ["10_", "010"])
+def test_a_doubtful_number_on_the_command_line_is_no_default(value: str, tmp_path: Path) -> None:
+    file = tmp_path / "good.yaml"
+    file.write_text(GOOD)
+    with pytest.raises(ConfigError, match=rf"--config: training\.seed: .*{value}"):
+        load([file], command_line({"training": {"seed": value}}))

@@ -47,6 +47,8 @@ def value_problems(path: Path, value: Any, raw: Tree) -> list[str]:
         return []
     if path == ("model",):
         return _unknown_reference(value, raw.get("models"), "model")
+    if path == ("profile", "tool") and (wrong := _code_problem(value)):
+        return wrong
     section, field = (Model, path[2]) if path[0] == "models" else (keys.sweepable()[".".join(path)].section, path[-1])
     try:
         _adapter(section, field).validate_python(value, strict=True)

@@ -164,7 +164,9 @@ def scalar(text: str) -> Any:
         node = yaml.compose(text, _Loader)
     except yaml.YAMLError:
         return text
-    return _Reader("--config").value(node, ()) if isinstance(node, yaml.ScalarNode) else text
+    reader = _Reader("--config")
+    value = reader.value(node, ()) if isinstance(node, yaml.ScalarNode) else text
+    return text if reader.problems else value  # such as 010: then the key's own check names it
 
 
 def read(path: Path) -> tuple[Tree, Places, list[Problem]]:
