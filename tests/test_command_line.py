@@ -12,7 +12,7 @@ import pytest
 from megaboa import __version__, commands
 from megaboa.__main__ import GROUPS, JOBS, NAMES_OF_JOBS, main, usage, usage_of_jobs
 from megaboa.commands import hosts
-from megaboa.run.call import TrainingFailed
+from megaboa.errors import InputError
 
 SCRIPTS = Path(__file__).parents[1] / "workflow" / "scripts"
 NAMES = [name for group in GROUPS.values() for name in group]
@@ -132,7 +132,7 @@ def test_a_capture_that_fails_says_so_as_other_jobs_do(tmp_path, monkeypatch):
     """The doctor finds the reason in the job's log by this."""
 
     def fail(folder):
-        raise TrainingFailed("rank 1 was killed")
+        raise InputError("rank 1 was killed")
 
     monkeypatch.setattr(hosts, "capture_run", fail)
     with pytest.raises(SystemExit, match=r"^error: rank 1 was killed$"):

@@ -134,10 +134,11 @@ class Faults:
         On a busy machine a save may be over before its folder is seen: then it is the next one.
         """
         host = self.clone.starts(NAME, run)[-1]["nodes"][0]
+        rank = min(self.ranks(host, run))
         for iteration in range(SAVE_INTERVAL, LAST, SAVE_INTERVAL):
             saving = self.store(run) / "checkpoints" / f"iter_{iteration:07d}"
             if not saving.exists():
-                self.signal_rank_when_there(run, host, saving, "STOP", first="CONT")
+                self._do_when_there(host, saving, f"kill -STOP {rank}", first=f"kill -CONT {rank}")
             if not (saving / "complete.json").exists():
                 return saving
         raise AssertionError(f"every save of {run} was over before it could be stopped")
@@ -357,11 +358,9 @@ class Faults:
     def kill_rank_when_there(self, host: str, path: Path) -> None:
         self.signal_rank_when_there(self.run, host, path, "KILL")
 
-    def signal_rank_when_there(self, run: str, host: str, path: Path, name: str, first: str | None = None) -> None:
-        """To the rank on a host, as soon as a file is there: who waits is on that host and knows its process. `first`:
-        a signal at once."""
-        rank = min(self.ranks(host, run))
-        self._do_when_there(host, path, f"kill -{name} {rank}", f"kill -{first} {rank}" if first else ":")
+    def signal_rank_when_there(self, run: str, host: str, path: Path, name: str) -> None:
+        """To the rank on a host, as soon as a file is there: who waits is on that host and knows its process."""
+        self._do_when_there(host, path, f"kill -{name} {min(self.ranks(host, run))}")
 
     def _do_when_there(self, host: str, path: Path, command: str, first: str = ":") -> None:
         wait = f"{first}; for try in $(seq 12000); do [ -e {path} ] && exec {command}; sleep 0.01; done"

@@ -39,8 +39,8 @@ class End:
     untrained: bool = False  # only before the first step: whoever trains has read its settings and checkpoint
     second_hand: bool = False  # may be a consequence of another rank's failure
     mute: bool = False  # the fallback for ranks that may have died before they could write the reason
-    outside: bool = False  # a person or the scheduler ended the attempt: it was interrupted, and hasn't failed
-    state: bool = False  # the run's state is bad, and so may be its copies
+    interrupts: bool = False  # a person or the scheduler ended the attempt, which hasn't failed
+    spoils_state: bool = False  # the run's state is bad, and so may be its copies
     can_save: bool = True  # whether ranks that are ended for this cause can save first
 
 
@@ -89,7 +89,7 @@ CAUSES: dict[str, End] = {
         "stop",
         "nan",
         (r"found (?:NaN|Inf) in ", r"Unexpected result (?:nan|inf)", r"NaN detected", r"loss is (?:nan|inf)\b"),
-        state=True,
+        spoils_state=True,
     ),
     "import_error": End(
         "import error",
@@ -182,22 +182,22 @@ CAUSES: dict[str, End] = {
         mute=True,
     ),
     # a job with a higher priority takes the nodes
-    "preempted": End("preemption", "requeue", "preemption", free=True, outside=True),
+    "preempted": End("preemption", "requeue", "preemption", free=True, interrupts=True),
     # the job's wall time is used up
-    "time_limit": End("time limit", "requeue", "time_limit", free=True, outside=True),
+    "time_limit": End("time limit", "requeue", "time_limit", free=True, interrupts=True),
     # the administrator, or the scheduler itself, has put the job back into the queue
-    "requeued": End("requeue", "requeue", "preemption", free=True, outside=True),
+    "requeued": End("requeue", "requeue", "preemption", free=True, interrupts=True),
     # the job was cancelled, or Ctrl-C pressed in Snakemake
-    "cancelled": End("cancellation", "stop", "cancelled", outside=True),
+    "cancelled": End("cancellation", "stop", "cancelled", interrupts=True),
     # the user asked for an orderly stop
-    "stopped": End("stop", "stop", "cancelled", outside=True),
+    "stopped": End("stop", "stop", "cancelled", interrupts=True),
     # a rank was killed by a signal, for an unknown reason
     "killed": End("killed rank", "resume", "unknown", repeatable=True, mute=True),
     # ranks are alive, but complete no step
     "hang": End("hang", "resume", "hang", repeatable=True, can_save=False),
     # between the nodes NCCL chose another network than the requested one
     "wrong_network": End("wrong network", "stop", "network", can_save=False),
-    "loss_spike": End("loss spike", "resume", "divergence", can_save=False, state=True),
+    "loss_spike": End("loss spike", "resume", "divergence", can_save=False, spoils_state=True),
     # a rank was slower than the others for several saves; ranks are killed right after a save
     "slow": End("slow node", "requeue", "node", free=True, node=True, can_save=False),
     # the same step failed twice

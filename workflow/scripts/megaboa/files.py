@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import hashlib
 import json
@@ -164,3 +165,18 @@ def _sound_lines(lines: Iterable[str | bytes]) -> list[Any]:
         with contextlib.suppress(json.JSONDecodeError):  # torn by a full disk or a kill
             found.append(json.loads(line))
     return found
+
+
+def python_problem(path: str) -> str | None:
+    """What is wrong with a file of Python code, as far as it shows without executing it; None if nothing is."""
+    file = Path(path).expanduser()
+    if not file.is_file():
+        return f"there is no file {path!r}: check the path"
+    try:
+        ast.parse(file.read_bytes(), path)
+    except (SyntaxError, ValueError) as error:
+        line = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
+        return f"{path}{line}: is not valid Python ({getattr(error, 'msg', error)})"
+    except OSError as error:
+        return f"{path}: can't be read ({error.strerror})"
+    return None

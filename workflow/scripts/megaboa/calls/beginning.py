@@ -59,8 +59,8 @@ def begin(
     jobs = [job for job in workflow.dag.needrun_jobs() if job.rule.name in {train, *others}]
     require_cluster(plan, executor, {job.wildcards.get("run") for job in jobs})
     require_gpus(loaded, executor, bool(jobs))
-    trained = {job.wildcards.run for job in jobs if job.rule.name == train}
-    for line in restarts.outlooks(plan, "results", trained, restarted):
+    to_train = {job.wildcards.run for job in jobs if job.rule.name == train}
+    for line in restarts.outlooks(plan, "results", to_train, restarted):
         say(line)
     if executor == cluster().profile:  # nobody else may be left to update the nodes that waiting jobs avoid
         bad_nodes.revise_in_background(Path("results"))

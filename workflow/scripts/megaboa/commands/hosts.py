@@ -13,7 +13,6 @@ from megaboa.image.make import answer, build_command, make
 from megaboa.paths import ExperimentFolder, Specs
 from megaboa.records import Image, TuneSpec, read, write
 from megaboa.run import trials
-from megaboa.run.call import TrainingFailed
 from megaboa.run.capture import capture as capture_run
 from megaboa.run.submitted import folder_of
 
@@ -59,10 +58,7 @@ def capture(words: list[str]) -> int:
     parser = commands.job(capture, "out")
     parser.add_argument("run", type=Path, help="the run's run.json")
     args = parser.parse_args(words)
-    try:
-        manifest = capture_run(folder_of(args.run.parent))
-    except TrainingFailed as failure:
-        raise InputError(str(failure)) from None
+    manifest = capture_run(folder_of(args.run.parent))
     write(args.out, manifest)
     print(f"run {manifest.run}: {len(manifest.traces)} trace(s) in {manifest.path}")
     return 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import functools
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from megaboa import bridge_recipes
+from megaboa import bridge_recipes, files
 from megaboa.config import config_keys, keys
 from megaboa.config.keys import Path
 from megaboa.config.models.experiment import Experiment
@@ -23,7 +22,6 @@ from megaboa.config.yaml_file import Places, dotted
 from megaboa.data import filters, pairs, tokenizer_files
 from megaboa.data.sources import STDLIB, file_stems, files_of, hub_id, is_hub_id
 from megaboa.errors import InputError
-from megaboa.files import read_json
 from megaboa.image import dockerfile, image_file
 from megaboa.image.pins import build_arguments
 from megaboa.image.references import SUFFIXES, image_problem, is_file, mount_problem, split_mount
@@ -304,7 +302,7 @@ def _folder_problem(name: Any, needs: str | None) -> list[str]:
         return [f"the folder {name!r} has no {needs}: it is not a Hugging Face model"]
     if needs:
         try:
-            if not isinstance(read_json(folder / needs), dict):
+            if not isinstance(files.read_json(folder / needs), dict):
                 return [f"{folder / needs} is no JSON object: it is not a Hugging Face model's"]
         except (OSError, ValueError) as error:
             return [f"{folder / needs} can't be read: {error}"]
@@ -323,19 +321,9 @@ def _recipe_problem(recipe: Any) -> list[str]:
 
 
 def _code_problem(path: Any) -> list[str]:
-    """The problem of a Python file that is missing, or is no Python. Values of another kind are checked elsewhere."""
-    if not isinstance(path, str) or not path.endswith(".py"):
-        return []
-    file = FilePath(path).expanduser()
-    if not file.is_file():
-        return [f"there is no file {path!r}: check the path"]
-    try:
-        ast.parse(file.read_bytes())
-    except SyntaxError as error:
-        return [f"{path}, line {error.lineno}: {error.msg}"]
-    except (OSError, ValueError) as error:
-        return [f"{path} can't be read: {error}"]
-    return []
+    """The problem of a file of Python code. Values of another kind are checked elsewhere."""
+    problem = files.python_problem(path) if isinstance(path, str) and path.endswith(".py") else None
+    return [problem] if problem else []
 
 
 def _tokenizer_problem(name: Any, trained: list[str]) -> list[str]:

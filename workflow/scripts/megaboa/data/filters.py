@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from megaboa.errors import InputError
-from megaboa.files import file_digest
+from megaboa.files import file_digest, python_problem
 from megaboa.records import Filtered, FilterVersion
 
 FUNCTION = "keep"
@@ -80,13 +80,9 @@ def problem(path: str) -> str | None:
     file = Path(path).expanduser()
     if file.suffix != ".py":
         return f"{path!r} is not a Python file (.py)"
-    if not file.is_file():
-        return f"there is no file {path!r}: check the path"
-    try:
-        code = ast.parse(file.read_bytes(), path)
-    except (SyntaxError, ValueError) as error:
-        line = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
-        return f"{path}{line}: is not valid Python ({getattr(error, 'msg', error)})"
+    if wrong := python_problem(path):
+        return wrong
+    code = ast.parse(file.read_bytes())
     named = {node.name for node in code.body if isinstance(node, ast.FunctionDef)}
     assigned = {
         name.id for node in code.body if isinstance(node, ast.Assign) for name in node.targets if hasattr(name, "id")

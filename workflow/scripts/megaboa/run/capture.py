@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from megaboa import files, store
+from megaboa.errors import InputError
 from megaboa.launch.nsys import nsys_arguments, wrapped
 from megaboa.paths import RunFolder
 from megaboa.records import Identity, Trace, plain, write
 from megaboa.run import site as sites
 from megaboa.run.announce import explain
-from megaboa.run.call import TrainingFailed
 from megaboa.run.command import RANK_SCRIPT, environment_digest, rank_environment
 from megaboa.run.identity import identity_of
 from megaboa.run.inputs import check_data, check_image, check_nodes
@@ -62,7 +62,7 @@ def _profile(folder: RunFolder, site: Place, identity: Identity, target: Attempt
     missing = [rank for rank in folder.profile.ranks if not list(traces.glob(f"*rank-{rank}.*"))]
     if not ended.ok or missing:
         detail = str(ended) if not ended.ok else f"no trace of rank {', '.join(map(str, missing))} was written"
-        raise TrainingFailed(explain(folder, target, ended, detail, "The log is not kept; nothing else was touched."))
+        raise InputError(explain(folder, target, ended, detail, "The log is not kept; nothing else was touched."))
 
 
 def _run(site: Place, command: list[str], folder: RunFolder, target: AttemptFolder) -> Ended:

@@ -384,7 +384,7 @@ def _act(call: Call, number: int, target: AttemptFolder, watched: Watched, failu
             decision = recovery.Decision("stop", blameless)
     if failure.cause == "loss_spike" and decision.action != "stop":
         leave_out(call, target)
-    outcome: Outcome = "interrupted" if CAUSES[failure.cause].outside else "failed"
+    outcome: Outcome = "interrupted" if CAUSES[failure.cause].interrupts else "failed"
     shown = Failure("poisoned", f"{decision.why}: {failure.evidence}", failure.rank) if decision.poisoned else failure
     _close(call, number, outcome, shown, decision.action)
     if decision.action == "resume":

@@ -67,11 +67,11 @@ def failed(ends: Sequence[AttemptEnd]) -> bool:
     two in a row they may be: loading them may be what kills the supervisor or the node.
     """
     end = ends[-1]
-    if end.cause is None or CAUSES[end.cause].state:
+    if end.cause is None or CAUSES[end.cause].spoils_state:
         return end.cause is not None
     if end.local is None or end.last_step is not None:
         return False
     if len(ends) > 1 and (ends[-2].local, ends[-2].last_step) == (end.local, None):
         return True
     why = CAUSES[end.cause]
-    return not (why.free or why.node or why.outside)
+    return not (why.free or why.node or why.interrupts)
