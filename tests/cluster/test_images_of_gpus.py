@@ -1,7 +1,8 @@
 """An image on hosts with real GPUs (`make test-gpu`): its ranks are forked inside it by one task a host, and one dies.
 
-Apptainer runs a plain Debian with a Python of its own, which finds this machine's packages. MEGABOA_REHEARSAL=1 does
-the same on processors. `MEGABOA_IMAGE_TREE` names a tree that was made before, where none can be made.
+Apptainer runs a plain Debian with a Python of its own, which finds this machine's packages. Two hosts share a GPU where
+the machine has one: NCCL takes them for different machines, and so do we. MEGABOA_REHEARSAL=1 does the same on
+processors. `MEGABOA_IMAGE_TREE` names a tree that was made before, where none can be made.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from megaboa.store_paths import AttemptFolder
 FOUND = usable(2)
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(FOUND < 2, reason=f"two GPUs are needed, and {FOUND} found"),
+    pytest.mark.skipif(not FOUND, reason="this machine has no GPU"),
     pytest.mark.skipif(not shutil.which("apptainer"), reason="there is no apptainer (.ci/install_apptainer)"),
 ]
 

@@ -156,3 +156,13 @@ def test_what_is_tried_also_is_predicted_of_a_recipe_too(tuning_of, known):
     in_fp8 = "precision.bf16_with_fp8_current_scaling_"
     assert all(names.index(f"{name}-{in_fp8}") < names.index(name) for name in ("mbs2", "fsdp-mbs2"))
     assert "pp2-mbs2-cuda_graph_impl.none" in names and "pp2-mbs2" not in names, "illegal with this graph"
+    settings = specifications.tune(Shared(plan)).settings
+    assert all(one.seconds and one.gib for one in settings)
+    assert [one.seconds for one in settings[1:]] == sorted(one.seconds for one in settings[1:])
+
+
+def test_a_single_gpu_has_nothing_to_shard(tuning_of):
+    one_gpu = "device: cuda\nresources: {gpus_per_node: 1, gpu: h200-141g}\ntune: {settings: 400}\n"
+    plan, _ = tuning_of(f"{one_gpu}{LARGE.replace('num_hidden_layers: 32', 'num_hidden_layers: 8')}")
+    assert "mbs1" in [run.name for run in plan.runs]
+    assert not [run.name for run in plan.runs if "parallel.fsdp" in run.values]

@@ -68,7 +68,7 @@ def _legal(f: Facts) -> Iterator[Facts]:
 
 
 def _further(f: Facts) -> Iterator[Tree]:
-    if f.cluster.device == "cuda" and f.layout.model_ranks == 1 and f.layout.ep == 1:
+    if f.cluster.device == "cuda" and f.layout.model_ranks == f.layout.ep == 1 and f.layout.world_size != 1:
         yield {"fsdp": "megatron"}
     if f.layout.ep > 1 and f.layout.tp > 1:
         yield {"etp": f.layout.tp}

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from megaboa import conversion, files, store
-from megaboa.check import search_space
 from megaboa.plan import documents, image_specs
 from megaboa.plan.environment import environment
 from megaboa.plan.given_files import expanded, expanded_source, pairs_of
@@ -211,8 +210,8 @@ def tune(shared: Shared) -> TuneSpec:
     wanted = shared.plan.experiment.tune
     settings = []
     for run in shared.plan.runs:
-        seconds, gib = search_space.predicted(run.facts)
-        settings.append(Setting(name=run.name, values=dict(run.values), seconds=seconds, gib=gib))
+        known = wanted.predicted[run.name]
+        settings.append(Setting(name=run.name, values=dict(run.values), seconds=known.seconds, gib=known.gib))
     begin, end = shared.plan.experiment.profile.steps
     return TuneSpec(
         own=settings[0].name,

@@ -60,6 +60,9 @@ def experiment(loaded: LoadedExperiment, results: Path | str = "results") -> tup
     said = [f"{len(found)} legal settings of {run.name} on {run.run.world_size} ranks; {len(chosen)} are tried"]
     if len(chosen) < len(found) and chosen[0].candidate.seconds is None:
         said.append("nothing predicts step times here, so that some of each layout are tried: `megaboa calibrate`")
+    tree["tune"]["predicted"] = {
+        one.name: {"seconds": one.candidate.seconds, "gib": one.candidate.gib} for one in chosen
+    }
     return {
         **tree,
         "sweep": {"skip_illegal": True, "runs": {one.name: _nothing_lost(one) for one in chosen}},

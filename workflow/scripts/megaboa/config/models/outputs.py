@@ -204,6 +204,11 @@ class Prove(Section):
         return self
 
 
+class PredictedSetting(Section):
+    seconds: float | None = key(None, "of a step")
+    gib: float | None = key(None, "of a rank's memory")
+
+
 class Tune(Section):
     """What `snakemake tune` tries: settings of one run, in short trials, until the fastest is known."""
 
@@ -228,6 +233,7 @@ class Tune(Section):
     trials_of: Name | None = key(
         None, "the run whose settings the runs of this experiment are; `snakemake tune` sets it"
     )
+    predicted: dict[Name, PredictedSetting] = key({}, "each of these settings; `snakemake tune` sets it")
 
 
 Scalar = bool | int | float | str
