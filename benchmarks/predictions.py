@@ -170,8 +170,8 @@ GPT2_LARGE = Model(
 )  # fmt: skip
 
 
-def h200() -> Iterator[Row]:
-    for one in _csv("h200-gpt2-large.csv"):
+def gpt2_large(data: str) -> Iterator[Row]:
+    for one in _csv(f"{data}.csv"):
         size = {key: int(value) for key, value in one.items() if value.isdigit()}
         stages = None
         if one["vpp"]:  # as the tuned file has it
@@ -199,9 +199,8 @@ def h200() -> Iterator[Row]:
             layout, replace(GPT2_LARGE, dropout=float(one["dropout"])), training, kernels,
             cluster=Cluster("cuda", 1, size["gpus"], "h200-141g"),
         )  # fmt: skip
-        name = one["name"]
-        seconds, gib = float(one["milliseconds"]) / 1000, float(one["gib"])
-        yield Row("h200-gpt2-large", name, not one["used_for"], facts, seconds, gib, one["group"], model="gpt2-large")
+        seconds, gib = float(one["milliseconds"]) / 1000, float(one["gib"]) if one["gib"] else None
+        yield Row(data, one["name"], not one["used_for"], facts, seconds, gib, one["group"], model="gpt2-large")
 
 
 def of_experiment(data: str, *files: str | Path) -> Iterator[Row]:
@@ -288,7 +287,8 @@ def ours() -> list[Row]:
     scaling = [one for data in ("h200-scaling", "h200-scaling-4") for one in of_experiment(data, "scaling-8xh200.yaml")]
     tuned = of_experiment("h200-tune", "llama3-8b-2xh200.yaml", HERE / "h200-tune.yaml")
     experts = of_experiment("h200-experts", "moe-2xh200.yaml")
-    return [*h200(), *llama, *blind, *four, *scaling, *tuned, *experts]
+    gpt2 = [one for data in ("h200-gpt2-large", "h200-tune-gpt2") for one in gpt2_large(data)]
+    return [*gpt2, *llama, *blind, *four, *scaling, *tuned, *experts]
 
 
 # --- the errors -------------------------------------------------------------------------------------------------------

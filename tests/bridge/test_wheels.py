@@ -4,8 +4,9 @@ import sys
 from types import ModuleType, SimpleNamespace
 
 import pytest
+import torch
 
-from megaboa.bridge import wheels
+from megaboa.bridge import kernels, wheels
 
 
 @pytest.fixture
@@ -25,6 +26,29 @@ def test_without_apex_gradient_accumulation_is_not_fused_and_that_is_said(layers
     (change,) = wheels.without_missing_kernels(model)
     assert not model.gradient_accumulation_fusion
     assert "gradient_accumulation_fusion" in change and "Apex" in change
+
+
+def test_a_run_that_asks_for_it_has_it_by_transformer_engine(layers, monkeypatch):
+    """Its product, played by PyTorch's, adds to the gradient that is there."""
+
+    def general_gemm(inputs, gradients, out, layout, accumulate, **_):
+        assert layout == "NT" and accumulate
+        out += gradients.T.to(out.dtype) @ inputs.to(out.dtype)
+
+    extensions = ModuleType("transformer_engine.pytorch.cpp_extensions")
+    extensions.general_gemm = general_gemm
+    for name in ("transformer_engine", "transformer_engine.pytorch"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, extensions.__name__, extensions)
+    for module in (wheels, kernels):
+        monkeypatch.setattr(module, "is_installed", lambda name: True)
+    monkeypatch.setattr(kernels, "in_use", set())
+    model = SimpleNamespace(gradient_accumulation_fusion=True)
+    (said,) = wheels.without_missing_kernels(model, {"model.gradient_accumulation_fusion": True})
+    assert model.gradient_accumulation_fusion and "Transformer Engine's products" in said
+    inputs, gradients, total = torch.randn(5, 3).bfloat16(), torch.randn(5, 2).bfloat16(), torch.ones(2, 3)
+    layers.fused_weight_gradient_mlp_cuda.wgrad_gemm_accum_fp32(inputs, gradients, total)
+    assert torch.allclose(total, 1 + gradients.float().T @ inputs.float())
 
 
 def test_with_the_kernel_nothing_changes(layers):

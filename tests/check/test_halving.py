@@ -91,6 +91,20 @@ def test_with_a_steady_clock_hardly_anything_is_tried_twice():
     assert len(trials) <= 24 + 7
 
 
+def test_a_slow_step_in_every_trial_does_not_keep_it_from_being_sure():
+    """Such as one that captures a graph: it says nothing about the trial's other steps."""
+    truth = {f"s{number}": 1.1**number for number in range(10)}
+    measure = clock(truth, 0.004, 0.0, 3)
+
+    def with_a_slow_step(setting, number):
+        found = measure(setting, number)
+        return trial(setting, number, 5 * found.steps[0], *found.steps[1:])
+
+    verdict, trials = search(truth, with_a_slow_step)
+    assert not verdict.batch and verdict.estimate.leader == "s0"
+    assert verdict.estimate.noise < 0.02 and len(trials) <= 10 + 5
+
+
 def test_a_setting_whose_one_trial_met_a_busy_machine_comes_back():
     """The best is 1.7 times too slow in its first trial, but its steps say that something is wrong with it."""
     truth = {"best": 1.0, **{f"s{number}": 1.3 + number / 10 for number in range(12)}}

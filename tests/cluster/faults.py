@@ -33,6 +33,14 @@ LAST = 60
 STEPS = f"training.train_iters: {LAST}"
 WAIT = 400.0  # for what comes when it comes: other work may share this machine
 AT_ONCE = "recovery.backoff_seconds: 0"
+POLL = f"""
+import os, sys, time
+end = time.monotonic() + {WAIT}
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.005)
+    if time.monotonic() > end:
+        sys.exit(1)
+"""
 PAGE = 4096
 ZYGOTE = r"megaboa\.bridge\.zygote"
 RANKS_OF = r"\S*train_rank\.py .*--run=\S*/runs/{}( |$)"
@@ -247,9 +255,9 @@ class Faults:
 
     def park_until_others_stand_by(self, run: str) -> list[str]:
         """Let a run stand still after its first save, else it would end before a process on each of its hosts has
-        imported Bridge for the next attempt; returns these hosts."""
-        self.clone.wait_for_step(NAME, run, 1)
-        start = self.clone.starts(NAME, run)[0]
+        imported Bridge for the next attempt; returns these hosts. Who waits for the save is there before the first
+        step: GPUs may do hundreds in a second."""
+        start = self.wait_for_start(run, 1)
         saved = self.store(run) / "checkpoints" / f"iter_{self.save_interval:07d}" / "complete.json"
         self.signal_forked_rank(start["nodes"][0], "STOP", when=saved)
         standby = self.store(run) / "attempts" / f"{start['attempt']:02d}" / "standby"
@@ -363,8 +371,8 @@ class Faults:
         self._do_when_there(host, path, f"kill -{name} {min(self.ranks(host, run))}")
 
     def _do_when_there(self, host: str, path: Path, command: str, first: str = ":") -> None:
-        wait = f"{first}; for try in $(seq 12000); do [ -e {path} ] && exec {command}; sleep 0.01; done"
-        self.lab.on_node(host, ["bash", "-c", f"{wait}; echo {path} never came; exit 1"], user="root", timeout=WAIT)
+        wait = f"{first}; {sys.executable} -S -c {shlex.quote(POLL)} {path} && exec {command}"
+        self.lab.on_node(host, ["bash", "-c", f"{wait}; echo {path} never came; exit 1"], user="root", timeout=2 * WAIT)
 
     def keep_on(self, disk: Path, run: str) -> None:
         """Let the store of a run, its ledger too, lie on a file system of its own."""

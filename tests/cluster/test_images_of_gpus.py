@@ -34,7 +34,8 @@ pytestmark = [
 STEPS, SAVE_INTERVAL = (40, 10) if REHEARSAL else (300, 100)  # on GPUs a save lasts as long as dozens of steps
 BF16 = 5e-2  # largest difference of a step's loss: a mean of bf16's own order on other ranks
 NOT_COMPILED = "launch.environment: {TORCH_COMPILE_DISABLE: '1'}"  # a plain Debian has no C compiler for Triton
-RUN = f"training.train_iters: {STEPS}, launch.tasks: node, {NOT_COMPILED}, {AT_ONCE}"
+# A save in the background may not be complete before the last of these steps.
+RUN = f"training.train_iters: {STEPS}, checkpoint.async_save: false, launch.tasks: node, {NOT_COMPILED}, {AT_ONCE}"
 PACKAGES = [path for path in sys.path if any(Path(path).glob("*.dist-info"))]
 
 

@@ -130,7 +130,7 @@ def train(folder: RunFolder, store: RunStore, attempt: AttemptFolder, wanted: ar
     if not config.checkpoint.async_save:
         process.save_in_foreground()
     wheels.keep_compiled_helpers(initialize)
-    changes += wheels.without_missing_kernels(config.model)
+    changes += wheels.without_missing_kernels(config.model, run.overrides)
     if rank == 0:
         wheels.say(changes)
 

@@ -31,6 +31,7 @@ FAILURES = 2  # after which a setting is given up; out of memory once is enough,
 LEAST = 2  # settings tried in a round besides the leader, if that many may be faster
 REPEATED = 4  # one in this many, the fastest settings, is tried twice: otherwise the noise between trials isn't known
 QUARTILE = 0.25  # of a trial's steps: other work on the machine only makes steps slower
+QUARTILES = 1.349  # standard deviations between the quartiles of a normal distribution
 PASSES = 10
 MEDIAN = 1.25  # standard error of a median, relative to that of a mean
 NORMAL = 200  # degrees of freedom above which Student's t is treated as normal
@@ -172,9 +173,13 @@ def estimate(trials: Sequence[Trial]) -> Estimate | None:
 
 
 def _scatter(trial: Trial) -> float:
-    """Relative standard deviation of a trial's steps. Trials differ by less than that, but by more than means of steps
-    would."""
-    return statistics.stdev(map(math.log, trial.steps)) if len(trial.steps) > 1 else FLOOR
+    """Relative standard deviation of a trial's steps, from their quartiles: single slow steps, such as one in which a
+    graph is captured or a kernel compiled, change no quartile. Trials differ by less than that, but by more than means
+    of steps would."""
+    if len(trial.steps) < 2:
+        return FLOOR
+    low, _, high = statistics.quantiles(map(math.log, trial.steps), method="inclusive")
+    return (high - low) / QUARTILES
 
 
 def upper_tail(t: float, freedom: float) -> float:
