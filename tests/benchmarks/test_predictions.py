@@ -1,6 +1,7 @@
 """Predictions held against measured runs that nothing was fitted to (docs/benchmarks/predictions.md has the table)."""
 
 from collections import Counter
+from dataclasses import replace
 
 import predictions
 import pytest
@@ -62,7 +63,9 @@ def test_steps_that_wait_for_the_host_are_predicted_by_a_calibration_of_their_ma
 
 
 def test_memory_is_within_two_percent_and_never_low_by_more(rows):
-    for data in ("simumax-b200", "h200-gpt2-large"):
+    measured = {one.data for one in rows if one.gib}
+    assert len(measured) == 8
+    for data in measured:
         errors = predictions.of_memory(held_back(rows, data)).values()
         assert sum(map(abs, errors)) / len(errors) <= 0.02
         assert min(errors) >= -0.02
@@ -80,12 +83,15 @@ def test_memory_of_dense_models_is_nearer(rows):
     assert len(errors) == len(whole) + len(shards) + 1
 
 
-def test_memory_of_experts_is_low_by_little(rows):
-    """Tokens aren't spread evenly over experts, as is predicted."""
+def test_memory_of_experts_is_as_near(rows):
+    """Tokens aren't spread evenly over experts: on the rank with the most, by a share that one snapshot has shown."""
     given = [*rows, *predictions.host_bound()]
     experts = [one for one in given if one.held_back and one.gib and one.facts.model.is_sparse]
     errors = predictions.of_memory(experts).values()
-    assert len(errors) >= 5 and min(errors) >= -0.04 and max(errors) <= 0.022
+    assert len(errors) >= 5 and min(errors) >= -0.017 and max(errors) <= 0.022
+    even = next(one for one in experts if one.name == "experts-ep2").facts
+    even = replace(even, kernels=replace(even.kernels, forced_balance=True))
+    assert memory.peak(even).tensors / memory.GIB == pytest.approx(44.4, rel=0.005), "measured with the same snapshots"
 
 
 def test_no_run_reserved_more_than_the_stated_upper_bound(rows):

@@ -259,10 +259,20 @@ def test_layers_for_multi_token_prediction_are_recomputed_one_by_one_or_not_at_a
 
 
 def test_experts_are_shared_out_and_tokens_are_not():
-    alone, shared = of(MIXTRAL), of(MIXTRAL, ep=8)
-    assert alone.weights > 6 * shared.weights
-    assert alone.activations == shared.activations
+    alone, even = of(MIXTRAL), of(MIXTRAL, Kernels(forced_balance=True), ep=8)
+    assert alone.weights > 6 * even.weights
+    assert alone.activations == even.activations
     assert of(MIXTRAL).activations > of(LLAMA_8B).activations
+
+
+def test_some_rank_has_more_tokens_than_others_unless_that_is_ruled_out():
+    even = of(MIXTRAL, Kernels(forced_balance=True), ep=8).activations
+    two, eight, capped = (
+        of(MIXTRAL, Kernels(expert_capacity=capacity), ep=ep).activations
+        for ep, capacity in ((2, None), (8, None), (8, 1.1))
+    )
+    assert even < two < capped < eight < 1.3 * even
+    assert of(MIXTRAL, Kernels(expert_capacity=1.0), ep=8).activations == even
 
 
 def test_latent_attention_and_experts_of_deepseek_v3():

@@ -8,6 +8,7 @@ recomputation only keeps a layer's input; selective recomputation drops the part
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
@@ -22,6 +23,7 @@ LOSS_BYTES = {"native": 10, "te": 4, "unfused": 14, "ours": 4}
 # Bytes per value of a layer's input on a rank, in block-wise FP8: gathered from other tensor ranks by the last backward
 # pass, and not freed yet. Fitted: 5.4 in a snapshot of 8 layers, 2.5 explain a run of 32.
 LEFT_BY_GATHERS = 3
+UNEVEN = 0.088  # more tokens than the average, on the rank with the most, for each doubling of expert parallel ranks
 LOW = {"fp8": 1.0, "mxfp8": 1.0 + 1 / 32, "nvfp4": 0.5 + 1 / 16}  # bytes per value, scales included
 
 
@@ -134,10 +136,7 @@ def mlp_bytes(f: Facts, layer: int = 0) -> float:
 
 
 def moe_bytes(f: Facts, layer: int = 0) -> float:
-    """The second half of a sparse layer: routing, tokens sent to experts, experts, the shared expert.
-
-    Tokens are assumed to be spread evenly over experts.
-    """
+    """The second half of a sparse layer: routing, tokens sent to experts, experts, the shared expert."""
     model, width = f.model, _width(f)
     tokens, hidden = _tokens(f) / _shared(f), model.hidden or 0
     entry = hidden * (width + (model.dropout > 0))
@@ -146,11 +145,23 @@ def moe_bytes(f: Facts, layer: int = 0) -> float:
     low = _low(f, layer)
     norm = hidden * _kept("layernorm", f, width)
     routing = 9 * (model.experts or 0)  # scores in fp32, probabilities, a mask
-    sent = (model.topk or 1) * f.layout.expert_tp
+    sent = (model.topk or 1) * f.layout.expert_tp * unevenness(f)
     middle = _feed_forward(f, model.moe_ffn or 0, low, routed=True) / f.layout.expert_tp
     routed = sent * (hidden * low + middle)
     shared = 0 if _drops("shared_experts", f) else _feed_forward(f, model.shared_ffn or 0, low)
     return tokens * (entry + norm + routing + routed) + _tokens(f) * shared / f.layout.tp
+
+
+def unevenness(f: Facts) -> float:
+    """Tokens of the rank whose experts get the most, relative to the average of ranks.
+
+    A snapshot of two ranks had 8.8% more than with even routing; for each further doubling we assume as much again
+    (docs/explanation/memory.md).
+    """
+    if f.kernels.forced_balance:
+        return 1.0
+    more = 1 + UNEVEN * math.log2(f.layout.ep)
+    return min(more, f.kernels.expert_capacity or more)
 
 
 def _feed_forward(f: Facts, ffn: int, low: float, routed: bool = False) -> float:
@@ -190,7 +201,7 @@ def backward_bytes(f: Facts, stage: Stage) -> float:
         model, hidden, width = f.model, f.model.hidden or 0, _width(f)
         values = 3 if f.model.gated else 2
         if is_sparse(model, layer):  # tokens as experts gave them, and as they were sent to them
-            routed = (model.topk or 1) * (values * (model.moe_ffn or 0) + 2 * hidden) / _shared(f)
+            routed = (model.topk or 1) * unevenness(f) * (values * (model.moe_ffn or 0) + 2 * hidden) / _shared(f)
             inner = width * (routed + 2 * hidden)
         else:
             inner = (values * width - _low(f, layer)) * (model.ffn or 0) / f.layout.tp + width * hidden

@@ -123,6 +123,7 @@ class Kernels:
     shared_expert_overlap: bool = False
     expert_capacity: float | None = None
     pad_to_capacity: bool = False
+    forced_balance: bool = False  # moe_router_force_load_balancing: tokens go to experts at random
     tp_comm_overlap: bool = False
     nan_check: bool = True
     fused_loss: bool = True
@@ -288,6 +289,7 @@ FIELDS: dict[str, str] = {
     "kernels.shared_expert_overlap": "model.moe_shared_expert_overlap",
     "kernels.expert_capacity": "model.moe_expert_capacity_factor",
     "kernels.pad_to_capacity": "model.moe_pad_expert_input_to_capacity",
+    "kernels.forced_balance": "model.moe_router_force_load_balancing",
     "kernels.tp_comm_overlap": "comm_overlap.tp_comm_overlap",
     "kernels.nan_check": "rerun_state_machine.check_for_nan_in_loss",
     "kernels.fused_loss": "model.cross_entropy_loss_fusion",
