@@ -268,7 +268,7 @@ def bridge() -> Iterator[Row]:
             )  # fmt: skip
             precision = "bf16_with_fp8_current_scaling_mixed" if "fp8" in said["precision"] else "bf16_mixed"
             training = Training(gbs=said["gbs"], mbs=said["mbs"], seq_length=said["seq_length"], precision=precision)
-            kernels = Kernels(dispatcher="alltoall", grouped_gemm=True)
+            kernels = Kernels(dispatcher="alltoall", grouped_gemm=True, forced_balance=True)
             facts = Facts(layout, model, training, kernels, cluster=Cluster("cuda", world // 8, 8, "h100-80g"))
             seconds = said["gbs"] * said["seq_length"] / (tokens * world)
             name = re.sub(r"[{}']", "", str(said))

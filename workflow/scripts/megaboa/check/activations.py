@@ -8,13 +8,13 @@ recomputation only keeps a layer's input; selective recomputation drops the part
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from megaboa.check.facts import Facts
 from megaboa.check.parameters import is_sparse, vocabulary_rows
 from megaboa.check.stages import Stage
+from megaboa.check.work import unevenness
 
 # Bytes per logit during the loss: logits, their exponentials and their gradient. "ours" (megaboa.bridge.kernels "loss")
 # keeps only the first and the last, in 16 bits each; so does Transformer Engine since 2.18 (triton/cross_entropy.py,
@@ -23,7 +23,6 @@ LOSS_BYTES = {"native": 10, "te": 4, "unfused": 14, "ours": 4}
 # Bytes per value of a layer's input on a rank, in block-wise FP8: gathered from other tensor ranks by the last backward
 # pass, and not freed yet. Fitted: 5.4 in a snapshot of 8 layers, 2.5 explain a run of 32.
 LEFT_BY_GATHERS = 3
-UNEVEN = 0.088  # more tokens than the average, on the rank with the most, for each doubling of expert parallel ranks
 LOW = {"fp8": 1.0, "mxfp8": 1.0 + 1 / 32, "nvfp4": 0.5 + 1 / 16}  # bytes per value, scales included
 
 
@@ -150,18 +149,6 @@ def moe_bytes(f: Facts, layer: int = 0) -> float:
     routed = sent * (hidden * low + middle)
     shared = 0 if _drops("shared_experts", f) else _feed_forward(f, model.shared_ffn or 0, low)
     return tokens * (entry + norm + routing + routed) + _tokens(f) * shared / f.layout.tp
-
-
-def unevenness(f: Facts) -> float:
-    """Tokens of the rank whose experts get the most, relative to the average of ranks.
-
-    A snapshot of two ranks had 8.8% more than with even routing; for each further doubling we assume as much again
-    (docs/explanation/memory.md).
-    """
-    if f.kernels.forced_balance:
-        return 1.0
-    more = 1 + UNEVEN * math.log2(f.layout.ep)
-    return min(more, f.kernels.expert_capacity or more)
 
 
 def _feed_forward(f: Facts, ffn: int, low: float, routed: bool = False) -> float:
