@@ -100,7 +100,7 @@ def be_a_rank(folder: RunFolder, out: Path) -> None:
     cache = Path(folder.index.cache) if folder.index else out / "index-cache"
     configuration.place(config, folder.launch, RunStore(out), AttemptFolder(out), None, cache)
     wheels.keep_compiled_helpers(initialize)
-    wheels.without_missing_kernels(config.model)
+    wheels.without_missing_kernels(config.model, folder.run.overrides)
     pretrain(config, forward_step)
 
 

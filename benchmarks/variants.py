@@ -200,7 +200,7 @@ def train(variant: dict[str, Any], out: Path, run: Path, rank: int) -> None:
     cache = Path(folder.index.cache) if folder.index else out / "index-cache"
     configuration.place(config, folder.launch, RunStore(out), attempt, None, cache)
     wheels.keep_compiled_helpers(initialize)
-    wheels.without_missing_kernels(config.model)
+    wheels.without_missing_kernels(config.model, changed.overrides)
     if variant.get("profile"):
         profiled = config.profiling
         profiled.use_pytorch_profiler, profiled.profile_ranks = True, [0]

@@ -123,6 +123,23 @@ def test_a_setting_whose_one_trial_met_a_busy_machine_comes_back():
     assert verdict.estimate.leader == "best"
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_so_does_one_whose_first_step_alone_was_undisturbed(seed):
+    truth = {"best": 1.0, **{f"s{number}": 1.3 + number / 10 for number in range(12)}}
+    measure = clock(truth, 0.03, 0.1, seed)
+    busy = []
+
+    def disturbed(setting, number):
+        found = measure(setting, number)
+        if setting == "best" and not busy:
+            busy.append(number)
+            return trial(setting, number, found.steps[0], *(1.7 * seconds for seconds in found.steps[1:]))
+        return found
+
+    verdict, _ = search(truth, disturbed)
+    assert verdict.estimate.leader == "best"
+
+
 def test_it_resumes_where_it_was():
     """After every trial, what is tried next follows from the trials alone, in whatever order they are read."""
     truth = {f"s{number}": 1 + number / 20 for number in range(10)}

@@ -42,7 +42,7 @@ def test_every_layout_and_micro_batch_of_two_ranks(tuning_of):
     assert "mbs8" not in names, "two copies of the model share a batch of 8"
     assert plan.runs[0].name == "mbs1", "the user's own comes first"
     assert {run.run.world_size for run in plan.runs} == {2}
-    assert {run.run.training["train_iters"] for run in plan.runs} == {13}
+    assert {run.run.training["train_iters"] for run in plan.runs} == {15}
     assert {run.run.model["init"] for run in plan.runs} == {"scratch"}
     assert not plan.invalid
 
@@ -101,6 +101,12 @@ def test_only_so_many_of_each_layout_where_nothing_predicts_times(tuning_of):
     assert "nothing predicts" in said[1]
     layouts = [(run.facts.layout.tp, run.facts.layout.pp, run.facts.layout.cp) for run in plan.runs]
     assert len(set(layouts)) == 4
+
+
+def test_trials_without_predictions_have_none(plan_of):
+    """As of an experiment.yaml from before they were in it."""
+    spec = specifications.tune(Shared(plan_of(f"{TWO}tune: {{trials_of: dp2}}\n")))
+    assert [(one.seconds, one.gib) for one in spec.settings] == [(None, None)] * len(spec.settings)
 
 
 def test_a_plan_without_tuning_has_no_such_specification(plan_of):

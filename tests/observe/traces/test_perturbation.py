@@ -22,6 +22,12 @@ def test_captured_steps_are_held_against_those_after_them(tmp_path):
     assert finding.code == "perturbed" and "+20.0%" in finding.text and "n = 3" in finding.text
 
 
+def test_of_two_captured_steps_both_count(tmp_path):
+    seconds = {5: 0.1, 6: 0.3, 7: 0.5, 8: 4.0, 9: 0.2, 10: 0.2}
+    found = perturbation(log_of(tmp_path, seconds), [6, 8])
+    assert (found.captured_n, found.reference_n) == (2, 2) and round(found.slowdown, 6) == 1.0
+
+
 def test_a_cost_that_is_none_is_no_finding(tmp_path):
     assert about_cost(perturbation(log_of(tmp_path, dict.fromkeys(range(1, 12), 0.1)), [3, 8])) == []
 

@@ -173,13 +173,13 @@ def estimate(trials: Sequence[Trial]) -> Estimate | None:
 
 
 def _scatter(trial: Trial) -> float:
-    """Relative standard deviation of a trial's steps, from their quartiles: single slow steps, such as one in which a
-    graph is captured or a kernel compiled, change no quartile. Trials differ by less than that, but by more than means
-    of steps would."""
+    """Relative standard deviation of a trial's steps, from their quartiles, which a single slow step doesn't change, such
+    as one that captures a graph. But a single fast one counts: it shows that the others were disturbed. Trials differ by less than that, but by more than means of steps would."""
     if len(trial.steps) < 2:
         return FLOOR
-    low, _, high = statistics.quantiles(map(math.log, trial.steps), method="inclusive")
-    return (high - low) / QUARTILES
+    logs = sorted(map(math.log, trial.steps))
+    low, _, high = statistics.quantiles(logs, method="inclusive")
+    return max(high - low, low - logs[0]) / QUARTILES
 
 
 def upper_tail(t: float, freedom: float) -> float:

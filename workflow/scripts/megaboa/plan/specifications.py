@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from megaboa import conversion, files, store
+from megaboa.config.models.outputs import PredictedSetting
 from megaboa.plan import documents, image_specs
 from megaboa.plan.environment import environment
 from megaboa.plan.given_files import expanded, expanded_source, pairs_of
@@ -210,7 +211,7 @@ def tune(shared: Shared) -> TuneSpec:
     wanted = shared.plan.experiment.tune
     settings = []
     for run in shared.plan.runs:
-        known = wanted.predicted[run.name]
+        known = wanted.predicted.get(run.name, PredictedSetting())
         settings.append(Setting(name=run.name, values=dict(run.values), seconds=known.seconds, gib=known.gib))
     begin, end = shared.plan.experiment.profile.steps
     return TuneSpec(

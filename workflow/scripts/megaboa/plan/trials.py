@@ -27,7 +27,7 @@ from megaboa.records import Tree
 
 PRECISION, MICRO_BATCH = "training.precision", "training.micro_batch_size"
 LABEL = 60  # characters of a setting's name for the values of `tune.also`
-WARMUP = 3  # steps in which kernels are selected and memory is allocated
+WARMUP = 5  # steps in which kernels are selected and memory is allocated; graphs are captured in the fourth
 # Sections that don't affect the speed, or only make sense in a complete run.
 NOT_TAKEN = (*proof.NOT_TAKEN, "continue_from", "schedule", "recovery", "checkpoint")
 

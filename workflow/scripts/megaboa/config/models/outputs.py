@@ -214,7 +214,7 @@ class Tune(Section):
 
     run: Name | None = key(None, "run to tune; default: the first")
     settings: PositiveInt = key(24, "most settings that are tried: those that are fastest by prediction")
-    steps: Annotated[int, Field(ge=4)] = key(10, "measured steps of a trial")
+    steps: Annotated[int, Field(ge=5)] = key(10, "measured steps of a trial")
     tolerance: Annotated[float, Field(gt=0, lt=1)] = key(
         0.03, "settings that are faster than the winner by no more than this share don't matter"
     )

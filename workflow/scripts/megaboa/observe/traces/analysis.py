@@ -338,6 +338,7 @@ def perturbation(log: Path, steps: list[int]) -> Perturbation | None:
     seconds = {event["step"]: event["seconds"] for event in read_jsonl(log) if event["event"] == "step"}
     first, end = steps
     captured = [seconds[step] for step in range(first + 1, end - 1) if step in seconds]
+    captured = captured or [seconds[step] for step in range(first, end) if step in seconds]  # at most two: all count
     reference = [seconds[step] for step in seconds if step > end]
     if not captured or not reference:
         return None
