@@ -70,7 +70,8 @@ def write_runs(folder, cases):
         recipe = {"name": "own", "recipe": model, "args": case.pop("args", {}), "tokenizer": None}
         if source := case.pop("of", None):
             recipe |= {"name": source, "hf": "owner/name", "revision": None, "init": "scratch"}
-        run["model"] = recipe if model not in MODELS else {"name": model, "init": "scratch", "config": MODELS[model][0]}
+        init = case.pop("init", "scratch")
+        run["model"] = recipe if model not in MODELS else {"name": model, "init": init, "config": MODELS[model][0]}
         for section, values in case.items():
             run[section] = {**run[section], **values} if isinstance(values, dict) else values
         path = folder / "runs" / name

@@ -135,6 +135,9 @@ BRIDGES_ALONE = {
     "a field that Bridge doesn't have": {"overrides": {"model.hiden_dropout": 0.1}},
     "a recipe of another model": {"model": "recipes/gpt_tiny.py", "of": "moe"},
     "a recipe that changes the model": {"model": READS, "of": "dense", "args": {"changes": {"rotary_base": 5000.0}}},
+    "arguments that a recipe lacks": {"model": READS, "of": "dense", "args": {"chanches": {}}},
+    "a recipe without its function": {"model": "tests/gpu_count.py"},
+    "an override that contradicts the weights": {"init": "pretrained", "overrides": {"model.num_layers": 4}},
     "deferred gradients, not fused": {
         "parallel": {"pp": 2},
         "overrides": {**DEFERRED, "model.gradient_accumulation_fusion": False},
@@ -291,6 +294,16 @@ def test_an_override_is_refused_by_its_key(answers):
     assert answers["a field that Bridge doesn't have"]["preflight"]["reasons"] == [
         "overrides.model.hiden_dropout: 0.1: Bridge has no such field; did you mean overrides.model.hidden_dropout?"
     ]
+
+
+def test_what_is_wrong_with_a_recipe_or_an_override_is_told(answers):
+    told = {name: " ".join(answers[name]["preflight"]["reasons"]) for name in BRIDGES_ALONE}
+    lacks = f"models.dense.args: {READS} has no argument 'chanches'; did you mean 'changes'?"
+    assert lacks in told["arguments that a recipe lacks"]
+    assert "has no function named configure" in told["a recipe without its function"]
+    weights = told["an override that contradicts the weights"]
+    assert "overrides.model.num_layers: is 4, and 6 in the model whose weights are used" in weights
+    assert "init: scratch" in weights
 
 
 def test_the_loss_that_a_recipe_asks_for_is_known(answers):

@@ -107,3 +107,10 @@ def test_a_disk_that_fills_is_one_sentence_and_leaves_nothing_that_counts(tmp_pa
     with store.building(final) as partial:
         weights.write(tensors.items(), partial, 1_000_000)
     assert len(names(final)) == 6
+
+
+def test_parts_without_their_index_are_refused(tmp_path):
+    weights.write(model().items(), tmp_path, 256)
+    (tmp_path / weights.INDEX).unlink()
+    with pytest.raises(InputError, match=rf"model-00001-of-00003.safetensors is a part .* {weights.INDEX} is missing"):
+        weights.require_whole(tmp_path)

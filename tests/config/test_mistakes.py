@@ -191,6 +191,8 @@ MISTAKES = [
     mistake("validation sets without the main one", "data.validation_sets", "set data.blend_per_split.valid", add="data: {blend_per_split: {train: text}, validation_sets: {law: other}}\n", replace=OTHER),
     mistake("validation sets without validation", "data.validation_sets", "eval_iters is 0", add="data: {blend: text, validation_sets: {law: text}}\n", replace=training("eval_iters: 0")),
     mistake("mask across ranks", "data.reset_attention_mask", "parallel.cp to 1, not 2", add="data: {reset_attention_mask: true}\nparallel: {cp: 2}\nresources: {gpus_per_node: 2}\n"),
+    mistake("mask of text without its ends", "data.reset_attention_mask", "corpora.text.append_eod is false", add="data: {reset_attention_mask: true}\n", replace=("  text: {", "  text: {append_eod: false, ")),
+    mistake("nothing to train on", "data.split", "raise the first share", add="data: {split: '0,50,50'}\n"),
     mistake("share above one", "data.fim.rate", "1.5", "less than or equal to 1", add="data: {fim: {rate: 1.5}}\n"),
     mistake("fragments without a rate", "data.fim", "set both or none", add="data: {fim: {split_sample: '<file>'}}\n"),
     mistake("no epochs", "data.max_epochs", "greater than 0", add="data: {max_epochs: 0}\n"),

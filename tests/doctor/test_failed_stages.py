@@ -118,6 +118,12 @@ def test_what_was_refused_in_an_image_is_told_as_long_as_there_is_one(results):
     assert failed_stages.failed(results) == []
 
 
+def test_an_error_in_the_words_of_a_rank(results):
+    log(results, "data/text/merge", "[rank0]: Traceback (most recent call last):\n[rank0]: AttributeError: no weight\n")
+    assert failed_stages.failed(results)[0] == "data/text/merge: failed"
+    assert any("AttributeError: no weight" in line for line in failed_stages.failed(results))
+
+
 @pytest.mark.parametrize(
     "name", ["tokenizers/bpe", "data/text/sources", "data/text/shard-0-of-1", "data/text/merge", "data/indexes/0a1b"]
 )

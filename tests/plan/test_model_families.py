@@ -157,6 +157,10 @@ CONFIGS = {
     "qwen3": {"model_type": "qwen3", "head_dim": 16},
     "qwen3 tied": {"model_type": "qwen3", "head_dim": 16, "tie_word_embeddings": True},
     "qwen3_moe": {"model_type": "qwen3_moe", "head_dim": 16, **MOE},
+    "qwen3_moe as transformers 5 saves it": {
+        **{"model_type": "qwen3_moe", "head_dim": 16, "num_local_experts": MOE["num_experts"]},
+        **{name: value for name, value in MOE.items() if name != "num_experts"},
+    },
     "qwen3_moe, every second layer sparse": {"model_type": "qwen3_moe", "decoder_sparse_step": 2, **MOE},
     "qwen3_moe, one layer dense": {"model_type": "qwen3_moe", "mlp_only_layers": [1], **MOE},
     "deepseek_v3": {"model_type": "deepseek_v3", **LATENT},

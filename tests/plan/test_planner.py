@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -447,3 +448,14 @@ def test_overrides_that_change_no_loss_are_no_part_of_what_a_run_is(plan_of):
     assert run.run.overrides == {"ddp.bucket_size": 1000}, "another order of summation"
     assert run.launch.overrides == {"train.manual_gc": True}
     assert run.launch.start.timeout_minutes == 45, "another spelling of the key"
+
+
+def test_a_folder_without_a_tokenizer_is_refused_before_it_is_imported(plan_of, tmp_path):
+    small = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = {"model_type": "qwen3", "intermediate_size": 128, "vocab_size": 512, "head_dim": 16, **small}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    text = f"models: {{other: {{hf: {tmp_path}}}}}\nmodel: other\n"
+    with pytest.raises(ConfigError, match=r"models\.other\.hf: .* has no tokenizer: set models\.other\.tokenizer"):
+        plan_of(text)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert plan_of(text).runs[0].model == "other"

@@ -118,6 +118,8 @@ def build(run: RunSpec, inputs: Inputs) -> ConfigContainer:
     config = override(config, run.overrides and {**overlaps, **run.overrides})  # overrides may set `comm_overlap`
     if run.is_recipe and inputs.source:
         recipe_models.refuse_another(config.model, run.model, inputs.source)
+    elif run.is_pretrained:
+        recipe_models.refuse_overrides(config.model, run.model, inputs.source, run.overrides)
     return config
 
 
@@ -377,7 +379,7 @@ def _from_recipe(model: Tree, source: ModelSource | None) -> ConfigContainer:
     """A recipe's configuration, with its own model or that of `source`."""
     with recipe_models.reading(model, source):
         make = recipe_models.named(model["recipe"])
-        config = make(**(recipe_models.arguments(make, model["args"], source) if source else model["args"]))
+        config = recipe_models.called(make, recipe_models.arguments(make, model["args"], source), model)
     if source and config.model.vocab_size is None:
         config.model.vocab_size = source.vocab_size
     return config

@@ -55,7 +55,13 @@ Make = Callable[..., ConfigContainer]
 def named(recipe: str) -> Make:
     """The function of a recipe: the user's (a Python file with `configure`), or Bridge's, by its name."""
     if recipe.endswith(".py"):
-        return module_of(recipe).configure
+        module = module_of(recipe)
+        if not hasattr(module, "configure"):
+            raise ValueError(
+                f"{recipe} has no function named configure: name it so, or import it under that name "
+                "(from ... import ... as configure)"
+            )
+        return module.configure
     recipes = importlib.import_module("megatron.bridge.recipes")
     if hasattr(recipes, recipe):
         return getattr(recipes, recipe)
@@ -96,11 +102,29 @@ def _performance(found: bridge_recipes.Found) -> Make:
     return configure
 
 
-def arguments(make: Make, given: Tree, source: ModelSource) -> Tree:
+def arguments(make: Make, given: Tree, source: ModelSource | None) -> Tree:
     """The experiment's arguments, plus the model's folder if the recipe has that parameter and the experiment doesn't
     set it."""
-    asked = FOLDER in inspect.signature(make).parameters
+    asked = source and FOLDER in inspect.signature(make).parameters
     return {**({FOLDER: source.path} if asked else {}), **given}
+
+
+def called(make: Make, given: Tree, model: Tree) -> ConfigContainer:
+    """The recipe's configuration. Arguments that it lacks, and other results, are named."""
+    parameters = inspect.signature(make).parameters
+    if not any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
+        for name in given:
+            if name not in parameters:
+                near = difflib.get_close_matches(name, parameters, n=1)
+                known = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(parameters) or 'none'}"
+                raise ValueError(f"models.{model['name']}.args: {model['recipe']} has no argument {name!r}; {known}")
+    config = make(**given)
+    if not isinstance(config, ConfigContainer):
+        raise ValueError(
+            f"models.{model['name']}.recipe: configure() of {model['recipe']} returns {type(config).__name__}, not a "
+            "ConfigContainer of Megatron-Bridge"
+        )
+    return config
 
 
 @contextlib.contextmanager
@@ -146,6 +170,23 @@ def refuse_another(own: Any, model: Tree, source: ModelSource) -> None:
         f"{'; '.join(found[:SHOWN])}{more}. Name the recipe of that model, let it read the folder "
         f"(configure({FOLDER})), set the fields by overrides, or remove the folder from {key}"
     )
+
+
+def refuse_overrides(own: Any, model: Tree, source: ModelSource, overrides: Tree) -> None:
+    """Refuse overrides that make another model than the one whose weights are used."""
+    fields = {name.removeprefix("model.") for name in overrides} & {*ARCHITECTURE, *FIELDS}
+    if not fields:
+        return
+    mine = _architecture(own)
+    theirs = _architecture(bridge_of(source).to_megatron_provider(load_weights=False))
+    for field in sorted(fields):
+        if mine[field] != theirs[field]:
+            key = next((key for key, name in MegatronModelBridge.CONFIG_MAPPING if name == field), None)
+            raise ValueError(
+                f"overrides.model.{field}: is {mine[field]!r}, and {theirs[field]!r} in the model whose weights are used "
+                f"(models.{model['name']}): remove it, change {key or 'it'} in a copy of {source.path}/config.json if "
+                f"the weights allow that, or set models.{model['name']}.init: scratch"
+            )
 
 
 def _architecture(provider: Any) -> Tree:

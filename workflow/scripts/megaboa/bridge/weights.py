@@ -40,6 +40,9 @@ class Kind:
         return f"{self.dtype}{list(self.shape)}"
 
 
+PART = re.compile(r"-\d+-of-\d+\.safetensors$")
+
+
 def files(folder: str | Path) -> list[Path]:
     """The files that transformers reads; a repository may also have the weights in other formats."""
     if (whole := Path(folder, WHOLE)).exists():
@@ -71,6 +74,8 @@ def count(folder: str | Path) -> int:
 def require_whole(folder: str | Path) -> None:
     """Refuse weights with a truncated or missing file, or with a tensor that is not where the index says."""
     index = Path(folder, INDEX)
+    if not index.exists() and (parts := [path.name for path in files(folder) if PART.search(path.name)]):
+        raise InputError(f"{folder}: {parts[0]} is a part of the weights, and {index.name} is missing: copy it, too")
     if missing := [path.name for path in files(folder) if not path.exists()]:
         raise InputError(f"{folder}: {missing[0]} is missing, and {index.name} names it: download or copy it again")
     with Tensors(folder) as found:

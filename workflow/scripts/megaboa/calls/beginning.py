@@ -22,6 +22,9 @@ from megaboa.scheduler import local
 from megaboa.scheduler.registry import cluster
 
 
+MAKE_INPUTS = {"get_model", "import_model", "train_tokenizer", "merge_corpus"}  # their results are in a run's identity
+
+
 def prepare_process(dry_run: bool) -> None:
     """Prepare Snakemake's process for its jobs.
 
@@ -59,11 +62,25 @@ def begin(
     jobs = [job for job in workflow.dag.needrun_jobs() if job.rule.name in {train, *others}]
     require_cluster(plan, executor, {job.wildcards.get("run") for job in jobs})
     require_gpus(loaded, executor, bool(jobs))
-    to_train = {job.wildcards.run for job in jobs if job.rule.name == train}
-    for line in restarts.outlooks(plan, "results", to_train, restarted):
+    for line in restarts.outlooks(plan, "results", runs_to_start(workflow.dag, train), restarted):
         say(line)
     if executor == cluster().profile:  # nobody else may be left to update the nodes that waiting jobs avoid
         bad_nodes.revise_in_background(Path("results"))
+
+
+def runs_to_start(dag: Any, rule: str) -> dict[str, set[str]]:
+    """Each run that this rule will train, with the rules of jobs before it that make its data or model."""
+    found = {}
+    for job in dag.needrun_jobs(exclude_finished=False):
+        if job.rule.name == rule:
+            before, left = set(), [job]
+            while left:
+                for one in dag.job_dependencies(left.pop()):
+                    if one not in before and dag.needrun(one):
+                        before.add(one)
+                        left.append(one)
+            found[job.wildcards.run] = {one.rule.name for one in before} & MAKE_INPUTS
+    return found
 
 
 def require_cluster(plan: Plan, executor: str, starting: Collection[str]) -> None:

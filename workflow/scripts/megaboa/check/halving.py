@@ -173,8 +173,11 @@ def estimate(trials: Sequence[Trial]) -> Estimate | None:
 
 
 def _scatter(trial: Trial) -> float:
-    """Relative standard deviation of a trial's steps, from their quartiles, which a single slow step doesn't change, such
-    as one that captures a graph. But a single fast one counts: it shows that the others were disturbed. Trials differ by less than that, but by more than means of steps would."""
+    """Relative standard deviation of a trial's steps, from their quartiles.
+
+    A single slow step, such as one that captures a graph, doesn't change these. But a single fast one counts: it shows
+    that the others were disturbed. Trials differ by less than that, but by more than means of steps would.
+    """
     if len(trial.steps) < 2:
         return FLOOR
     logs = sorted(map(math.log, trial.steps))

@@ -89,7 +89,8 @@ def verify_corpus(words: list[str]) -> None:
         given = read(CorpusSpec, args.spec), read(Sources, args.sources), read(Corpus, args.manifest)
         result = verified(*given, quietly()(read_as_training_does))
         write(args.out, result)
-    print(f"corpus {result.corpus}: its index is sound, {result.compared} documents are those of the source")
+    compared = f", {result.compared} documents are those of the source" if result.compared else ""
+    print(f"corpus {result.corpus}: its index is sound{compared}")
 
 
 def build_index(words: list[str]) -> None:

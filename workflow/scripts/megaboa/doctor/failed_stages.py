@@ -18,7 +18,7 @@ from megaboa.scheduler.registry import cluster
 SHARED = ("models", "tokenizers", "corpora", "indexes")  # kinds of shared specifications
 # An error message for the user, the last line of a traceback, preflight's refusals.
 REFUSED = re.compile(r"^.*(?:\b(?:is|are) refused(?: in the image)?: |; nothing was trained\.$).*$", re.MULTILINE)
-ENDED = re.compile(r"^(?:error: |(?:\w+\.)*\w*(?:Error|Exception)\b).*$", re.MULTILINE)
+ENDED = re.compile(r"^(?:\[rank\d+\]: ?)?(?:error: |(?:\w+\.)*\w*(?:Error|Exception)\b).*$", re.MULTILINE)
 UNPROVED = re.compile(r"^FAIL .*$", re.MULTILINE)  # failed checks of a proof
 MOST_CHECKS = 5
 

@@ -98,9 +98,14 @@ def is_wholly_rotary(hf_config: Config) -> bool:
     return hf_config.get("model_type") in _LAYERS and all("partial_rotary_factor" not in one for one in parts)
 
 
+OTHER_NAMES = {"num_experts": "num_local_experts"}  # as transformers 5 saves it for qwen3_moe
+
+
 def with_defaults(hf_config: Config) -> Config:
     """The config completed with transformers' defaults; unchanged for a family that isn't known here."""
-    return {**_DEFAULTS.get(str(hf_config.get("model_type")), {}), **hf_config}
+    defaults = _DEFAULTS.get(str(hf_config.get("model_type")), {})
+    other = {name: hf_config[also] for name, also in OTHER_NAMES.items() if name in defaults and also in hf_config}
+    return {**defaults, **other, **hf_config}
 
 
 # transformers' defaults for missing keys, as far as they affect the count.

@@ -96,6 +96,7 @@ class RunPlanner:
         illegal = self.check_rules(facts, config, given, choice)
         self.check_conversion(config.models[model], model, facts, choice)
         self.check_data(config, choice)
+        self.check_tokenizer(config, model, choice)
         self.check_kind(facts, config, choice)
         self.check_task(facts, config, model, choice)
         if self.problems.count > before:
@@ -254,12 +255,31 @@ class RunPlanner:
         if sets and config.training.eval_iters == 0:
             message = "are never evaluated, as training.eval_iters is 0: raise it, or remove them"
             self.problems.add(("data", "validation_sets"), message, choice.name)
+        if data["blend_per_split"] is None and config.corpora and not float(config.data.split.split(",")[0]):
+            message = f"{config.data.split!r} leaves nothing to train on: raise the first share"
+            self.problems.add(self.problems.place_of(("data", "split"), choice), message, choice.name)
+        endless = [name for name in blends.corpora(data) if config.corpora[name].append_eod is False]
+        for key in ("reset_position_ids", "reset_attention_mask", "eod_mask_loss") if endless else ():
+            if getattr(config.data, key):
+                message = (
+                    f"needs end-of-text tokens, and corpora.{endless[0]}.append_eod is false: remove one of the two"
+                )
+                self.problems.add(self.problems.place_of(("data", key), choice), message, choice.name)
         if config.training.nudge and config.parallel.fsdp != "none":
             message = "moves whole weights, and FSDP holds them in pieces: remove twins, or parallel.fsdp"
             self.problems.add(self.problems.place_of(("training", "nudge"), choice), message, choice.name)
         if config.data.reset_attention_mask and (cp := config.parallel.cp) > 1:
             message = f"no attention kernel takes its mask with context parallelism: set parallel.cp to 1, not {cp}"
             self.problems.add(self.problems.place_of(("data", "reset_attention_mask"), choice), message, choice.name)
+
+    def check_tokenizer(self, config: Experiment, model: str, choice: Choice) -> None:
+        """Report a folder of a model that has no tokenizer, if none is named: it would be found after the import."""
+        asked = config.models[model]
+        if asked.tokenizer or not asked.hf or not config.corpora or not (folder := Path(asked.hf)).is_dir():
+            return
+        if not any((folder / name).exists() for name in ("tokenizer.json", "tokenizer_config.json")):
+            message = f"{asked.hf} has no tokenizer: set models.{model}.tokenizer, or copy its files there"
+            self.problems.add(("models", model, "hf"), message, choice.name)
 
     def check_kind(self, facts: Facts, config: Experiment, choice: Choice) -> None:
         """Report data that this kind of model can't read."""

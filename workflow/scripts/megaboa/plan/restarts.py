@@ -46,16 +46,28 @@ def check(plan: Plan, results: str, restart: list[str]) -> list[str]:
     return told
 
 
-def outlooks(plan: Plan, results: str, starting: Collection[str], restarted: Collection[str] = ()) -> list[str]:
+def outlooks(
+    plan: Plan, results: str, starting: Mapping[str, Collection[str]], restarted: Collection[str] = ()
+) -> list[str]:
     """A line for each run that will start and has begun before: whether it resumes or trains again, and why.
 
+    `starting`: for each run the jobs before it that make its data or model again, after which it may be another run.
     Only the runs that are shown are read.
     """
     folders = [run.folder(results, plan.name) for run in plan.runs if run.name in starting]
     begun = [folder for folder in folders if folder.attempts_link.exists()]
-    told = ((folder.name, outlook(folder, folder.name in restarted)) for folder in begun[:SHOWN])
+    told = (
+        (folder.name, _after(starting[folder.name]) or outlook(folder, folder.name in restarted))
+        for folder in begun[:SHOWN]
+    )
     lines = [f"{name} {said}" for name, said in told if said]
     return [*lines, f"and {len(begun) - SHOWN} more that have begun"] if len(begun) > SHOWN else lines
+
+
+def _after(making: Collection[str]) -> str | None:
+    if not making:
+        return None
+    return f"trains again if what it reads has changed, which is known after {', '.join(sorted(making))}"
 
 
 def _message(found: dict[str, list[unfinished.Unfinished]]) -> str:
