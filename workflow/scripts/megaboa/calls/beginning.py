@@ -21,7 +21,6 @@ from megaboa.run.identity import is_trained
 from megaboa.scheduler import local
 from megaboa.scheduler.registry import cluster
 
-
 MAKE_INPUTS = {"get_model", "import_model", "train_tokenizer", "merge_corpus"}  # their results are in a run's identity
 
 
