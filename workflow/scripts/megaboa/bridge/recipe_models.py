@@ -184,7 +184,7 @@ def refuse_overrides(own: Any, model: Tree, source: ModelSource, overrides: Tree
             key = next((key for key, name in MegatronModelBridge.CONFIG_MAPPING if name == field), None)
             raise ValueError(
                 f"overrides.model.{field}: is {mine[field]!r}, and {theirs[field]!r} in the model whose weights are "
-                f"used (models.{model['name']}): remove it, change {key or 'it'} in a copy of {source.path}/config.json "
+                f"used (models.{model['name']}): remove it; change {key or 'it'} in a copy of its config.json "
                 f"if the weights allow that, or set models.{model['name']}.init: scratch"
             )
 
