@@ -158,6 +158,14 @@ def test_one_rank_says_why(exception, cause, rank):
     assert failure.evidence and failure.evidence in raised(exception, rank)
 
 
+def test_weights_of_another_shape_are_no_damage():
+    """Trying again would not help."""
+    said = "CheckpointingException: Global shape mismatch for loaded (torch.Size([2, 64])) and expected ((4, 64))"
+    log = f"{BEGINNING}    raise CheckpointingException(_msg)\nmegatron.core.dist_checkpointing.core.{said}\n"
+    failure = classify(Ended(0, 1), {0: log}, steps=0)
+    assert failure.cause == "config" and "Global shape mismatch" in failure.evidence
+
+
 @pytest.mark.parametrize("exception", [DAMAGED, "_pickle.UnpicklingError: invalid load key, '\\x00'.", UNKNOWN_KEYS])
 def test_a_checkpoint_is_damaged_only_if_it_could_not_be_read(exception):
     logs = {0: raised(exception, 0)}

@@ -118,7 +118,7 @@ CAUSES: dict[str, End] = {
         "checkpoint",
         (
             r"PytorchStreamReader failed",
-            r"CheckpointingException",
+            r"CheckpointingException: (?!Global shape mismatch)",  # of weights that are of another model
             r"invalid load key",
             r"Ran out of input",
             r"failed finding central directory",
