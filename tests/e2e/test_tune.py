@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 TUNE = """\
 tune:
   settings: 6
-  steps: 4
+  steps: 5
   minutes: 10
   tolerance: 0.2
   also: {training.precision: [fp32, bf16_with_fp8_current_scaling_mixed]}
@@ -86,7 +86,7 @@ device: cpu
 models: {gpt: {recipe: recipes/gpt_tiny.py}}
 resources: {gpus_per_node: 2}
 sweep: {runs: {run: {model: gpt}}}
-tune: {settings: 2, steps: 4, tolerance: 0.9}
+tune: {settings: 2, steps: 5, tolerance: 0.9}
 """
 
 
