@@ -27,6 +27,11 @@ pytestmark = pytest.mark.slow
 
 PART = "Ranks, files, Snakemake"
 COPIED_EVERY = 4
+# A layer of 16 GiB.
+VAST = (
+    f"  vast: {{tokenizer: bpe, config: {{model_type: llama, hidden_size: 64, intermediate_size: {2**25},"
+    " num_hidden_layers: 1, num_attention_heads: 4, max_position_embeddings: 128}}\n"
+)
 RUNS = {
     "quiet": STEPS,
     **dict.fromkeys(
@@ -36,7 +41,7 @@ RUNS = {
     **dict.fromkeys(("copies", "bad-copies"), f"{STEPS}, {AT_ONCE}, checkpoint.local.every: {COPIED_EVERY}"),
     "stand-by": f"{STEPS}, {AT_ONCE}, launch.tasks: node",
     "hang": f"{STEPS}, {AT_ONCE}, recovery.no_progress_minutes: 0.25, resources.spare_nodes: 1",
-    "memory": f"{STEPS}, launch.python: limited-python, overrides.model.ffn_hidden_size: {2**26}",
+    "memory": f"{STEPS}, launch.python: limited-python, model: vast",
     "diverges": f"{STEPS}, optimizer.lr: 1.0e+30",
     "disk": f"{STEPS}, recovery.backoff_seconds: 5, recovery.budget: 20",
 }
@@ -61,6 +66,9 @@ def faults(make_lab: Callable[..., Lab], small_disk: Path) -> Iterator[Faults]:
     python.write_text(LIMITED_PYTHON.format(python=sys.executable))
     python.chmod(0o755)
     found = Faults(lab, clone, {run: values.replace("limited-python", str(python)) for run, values in RUNS.items()})
+    config = clone.path / found.config
+    edit(config, "models:\n", f"models:\n{VAST}")
+    config.write_text(f"{config.read_text()}model: dense\n")
     found.prepare("quiet")
     yield found
     matrix.write(PART, found.rows)
