@@ -216,6 +216,30 @@ def test_a_spare_takes_the_place_of_a_node_that_the_health_check_refuses_and_is_
     assert told == [({"n1": "50 TFLOP/s"}, "slow")]
 
 
+@pytest.mark.parametrize(("nodes", "blamed"), [(["n1"], True), (["n1", "n2"], False)])
+def test_the_only_node_is_blamed_but_several_only_if_one_is_sound(call, monkeypatch, nodes, blamed):
+    """What ails all of several lies between them; of one it is the node's own fault."""
+    call.site.nodes, call.site._all = nodes, nodes
+    unfit = bad_nodes.sites.Unfit({node: ["no GPU"] for node in nodes}, "gone")
+    monkeypatch.setattr(bad_nodes.sites, "check_nodes", lambda *_: unfit)
+    monkeypatch.setattr(bad_nodes, "rank_environment", lambda folder: {})
+    call.folder.__dict__["run"] = SimpleNamespace(device="cpu")
+    before = len(call.entries)
+    if blamed:
+        with pytest.raises(Requeued):
+            bad_nodes.require_health(call, call.payload.attempt(1))
+    else:
+        bad_nodes.require_health(call, call.payload.attempt(1))
+    refusals = [entry.bad_nodes for entry in call.entries[before:] if entry.event == "unhealthy"]
+    assert refusals == ([("n1",)] if blamed else [])
+
+
+def test_a_bad_node_takes_one_spare_and_no_more(spares):
+    spares.site._all, spares.site.spares = ["n1", "n2", "n3", "n4", "n5"], ["n3", "n4", "n5"]
+    assert bad_nodes.take_spares(spares, {"n1"})
+    assert (spares.site.nodes, spares.site.spares) == (["n2", "n3"], ["n4", "n5"])
+
+
 def acted(call, *nodes):
     """After a node's failure, of which srun or SLURM has named these."""
     failure = Failure("node_failure", "node failure", nodes=nodes)

@@ -11,6 +11,8 @@ from megaboa.records import (
     AttemptStart,
     Called,
     Distrusted,
+    Left,
+    Unhealthy,
     events,
 )
 from megaboa.run import ledger
@@ -253,3 +255,15 @@ def test_every_cause_has_a_noun():
 )
 def test_nodes_are_written_as_slurm_writes_them(nodes, text):
     assert ledger.brief(nodes) == text
+
+
+def test_nodes_that_the_health_check_refuses_use_up_the_budget():
+    refused = Unhealthy(bad_nodes=("n1",))
+    assert ledger.failures_in_a_row([refused] * 3) == 3
+    assert ledger.failures_in_a_row([refused, refused, Called(), refused]) == 1
+
+
+def test_nodes_left_are_counted_since_the_last_start():
+    left = Left(nodes=("n1",))
+    assert ledger.left_in_a_row([left, left]) == 2
+    assert ledger.left_in_a_row([left, left, AttemptStart(attempt=1, world_size=2), left]) == 1
