@@ -57,16 +57,17 @@ def test_runs_that_begin_again_or_resume_are_told_and_many_are_counted(plan_of, 
     monkeypatch.chdir(tmp_path)
     plan = plan_of("sweep: {grid: {training.seed: [1, 2, 3, 4, 5, 6, 7, 8]}}", training__train_iters=60)
     names = [run.name for run in plan.runs]
-    assert restarts.outlooks(plan, "results", dict.fromkeys(names, ())) == []
+    assert restarts.outlooks(plan, "results", names) == []
     for run in plan.runs[1:]:
         store = leave_unfinished(plan, run.name)
         link(store.ledger, run.folder("results", plan.name).attempts_link)
         store.ledger.touch()
     said = [f"{name} resumes at step 20 of 60" for name in names]
-    assert restarts.outlooks(plan, "results", dict.fromkeys(names, ())) == [*said[1:6], "and 2 more that have begun"]
-    assert restarts.outlooks(plan, "results", dict.fromkeys(names[:2], ())) == [said[1]]
+    assert restarts.outlooks(plan, "results", names) == [*said[1:6], "and 2 more that have begun"]
+    assert restarts.outlooks(plan, "results", names[:2]) == [said[1]]
     after = f"{names[1]} trains again if what it reads has changed, which is known after get_model, merge_corpus"
-    assert restarts.outlooks(plan, "results", {names[1]: {"merge_corpus", "get_model"}}) == [after]
+    making = {names[1]: {"merge_corpus", "get_model"}}
+    assert restarts.outlooks(plan, "results", names[:2], making=making.__getitem__) == [after]
 
 
 @pytest.mark.parametrize(

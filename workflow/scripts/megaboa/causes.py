@@ -13,8 +13,8 @@ from typing import Literal, get_args
 Action = Literal["stop", "resume", "requeue"]
 ACTIONS = get_args(Action)
 
-# The prefix that torch puts before lines of an exception once the ranks know each other.
-_BEGIN = r"^(?:\[rank\d+\]: ?)?[ \t]*"
+RANK = r"\[rank\d+\]: ?"  # the prefix that torch puts before lines of an exception once the ranks know each other
+_BEGIN = rf"^(?:{RANK})?[ \t]*"
 EXCEPTION = rf"{_BEGIN}(?:\w+\.)*\w*(?:Error|Exception|Refused\w*)(?::|$)"
 INTERRUPT = rf"{_BEGIN}KeyboardInterrupt"  # SIGINT, whoever sent it
 # A kernel's own fault, such as access to memory that isn't its own.
@@ -118,7 +118,7 @@ CAUSES: dict[str, End] = {
         "checkpoint",
         (
             r"PytorchStreamReader failed",
-            r"CheckpointingException: (?!Global shape mismatch)",  # of weights that are of another model
+            r"CheckpointingException: (?!Global shape mismatch)",  # these are weights of another model
             r"invalid load key",
             r"Ran out of input",
             r"failed finding central directory",

@@ -5,6 +5,8 @@ from __future__ import annotations
 from megaboa.blends import SPLITS
 from megaboa.layout import AXES
 
+# Keys of `data` that act where a document's end-of-text token is.
+AT_ENDS_OF_TEXT = ("reset_position_ids", "reset_attention_mask", "eod_mask_loss")
 BRIDGE_FIELDS: dict[str, tuple[str, ...]] = {
     "data.blend": ("dataset.blend",),
     "data.split": ("dataset.split",),

@@ -378,8 +378,7 @@ def _from_hugging_face(source: ModelSource) -> ConfigContainer:
 def _from_recipe(model: Tree, source: ModelSource | None) -> ConfigContainer:
     """A recipe's configuration, with its own model or that of `source`."""
     with recipe_models.reading(model, source):
-        make = recipe_models.named(model["recipe"])
-        config = recipe_models.called(make, recipe_models.arguments(make, model["args"], source), model)
+        config = recipe_models.made(recipe_models.named(model["recipe"]), model, source)
     if source and config.model.vocab_size is None:
         config.model.vocab_size = source.vocab_size
     return config

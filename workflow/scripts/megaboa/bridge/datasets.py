@@ -24,11 +24,10 @@ from numpy.typing import NDArray
 
 from megaboa.blends import SPLITS, Blend, is_held_out, split_blends, validation_sets
 from megaboa.bridge.masked_data import MaskedDatasetConfig
+from megaboa.fields import AT_ENDS_OF_TEXT
 from megaboa.records import Corpus
 
 Corpora = Mapping[str, Corpus]  # by name
-
-OPTIONS = ("reset_position_ids", "reset_attention_mask", "eod_mask_loss")
 
 
 def configure(config: ConfigContainer, data: dict[str, Any], corpora: Corpora) -> None:
@@ -38,7 +37,8 @@ def configure(config: ConfigContainer, data: dict[str, Any], corpora: Corpora) -
         raise ValueError(
             f"data: the recipe reads a {type(dataset).__name__}, to which no key of data applies: remove them"
         )
-    if isinstance(dataset, MaskedDatasetConfig) and (meant := [name for name in (*OPTIONS, "fim") if data.get(name)]):
+    meant = [name for name in (*AT_ENDS_OF_TEXT, "fim") if data.get(name)]
+    if isinstance(dataset, MaskedDatasetConfig) and meant:
         raise ValueError(f"data.{meant[0]}: is of texts that are continued, and here words are masked: remove it")
     if "split" in data:
         dataset.split = data["split"]
@@ -48,7 +48,7 @@ def configure(config: ConfigContainer, data: dict[str, Any], corpora: Corpora) -
         blends = split_blends(data)
         dataset.blend = dataset.split = None
         dataset.blend_per_split = [blends.get(split) and paths_and_weights(blends[split], corpora) for split in SPLITS]
-    for option in OPTIONS:
+    for option in AT_ENDS_OF_TEXT:
         if option in data:
             setattr(dataset, option, data[option])
     if data.get("reset_attention_mask") and config.model.context_parallel_size > 1:

@@ -102,27 +102,21 @@ def _performance(found: bridge_recipes.Found) -> Make:
     return configure
 
 
-def arguments(make: Make, given: Tree, source: ModelSource | None) -> Tree:
-    """The experiment's arguments, plus the model's folder if the recipe has that parameter and the experiment doesn't
-    set it."""
-    asked = source and FOLDER in inspect.signature(make).parameters
-    return {**({FOLDER: source.path} if asked else {}), **given}
-
-
-def called(make: Make, given: Tree, model: Tree) -> ConfigContainer:
-    """The recipe's configuration. Arguments that it lacks, and other results, are named."""
-    parameters = inspect.signature(make).parameters
+def made(make: Make, model: Tree, source: ModelSource | None) -> ConfigContainer:
+    """The recipe's configuration, from the experiment's arguments, plus the model's folder if the recipe has that
+    parameter and the experiment doesn't set it. Arguments that it lacks, and other results, are named."""
+    given, parameters, key = model["args"], inspect.signature(make).parameters, f"models.{model['name']}"
     if not any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
         for name in given:
             if name not in parameters:
                 near = difflib.get_close_matches(name, parameters, n=1)
                 known = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(parameters) or 'none'}"
-                raise ValueError(f"models.{model['name']}.args: {model['recipe']} has no argument {name!r}; {known}")
-    config = make(**given)
+                raise ValueError(f"{key}.args: {model['recipe']} has no argument {name!r}; {known}")
+    config = make(**({FOLDER: source.path} if source and FOLDER in parameters else {}) | given)
     if not isinstance(config, ConfigContainer):
         raise ValueError(
-            f"models.{model['name']}.recipe: configure() of {model['recipe']} returns {type(config).__name__}, not a "
-            "ConfigContainer of Megatron-Bridge"
+            f"{key}.recipe: configure() of {model['recipe']} returns {type(config).__name__}, not a ConfigContainer of "
+            "Megatron-Bridge"
         )
     return config
 
@@ -181,11 +175,10 @@ def refuse_overrides(own: Any, model: Tree, source: ModelSource, overrides: Tree
     theirs = _architecture(bridge_of(source).to_megatron_provider(load_weights=False))
     for field in sorted(fields):
         if mine[field] != theirs[field]:
-            key = next((key for key, name in MegatronModelBridge.CONFIG_MAPPING if name == field), None)
             raise ValueError(
                 f"overrides.model.{field}: is {mine[field]!r}, and {theirs[field]!r} in the model whose weights are "
-                f"used (models.{model['name']}): remove it; change {key or 'it'} in a copy of its config.json "
-                f"if the weights allow that, or set models.{model['name']}.init: scratch"
+                f"used (models.{model['name']}): remove it; change {_key_of(field) or 'it'} in a copy of its "
+                f"config.json if the weights allow that, or set models.{model['name']}.init: scratch"
             )
 
 
@@ -213,5 +206,10 @@ def _architecture(provider: Any) -> Tree:
 
 def _named(field: str, own: Any, theirs: Any) -> str:
     """A difference between recipe and model, with the key of config.json if Bridge knows it."""
-    key = next((key for key, name in MegatronModelBridge.CONFIG_MAPPING if name == field), None)
+    key = _key_of(field)
     return f"model.{field} is {own!r} in the recipe and {theirs!r} there" + (f" ({key})" if key else "")
+
+
+def _key_of(field: str) -> str | None:
+    """The key of config.json for a field, if Bridge knows it."""
+    return next((key for key, name in MegatronModelBridge.CONFIG_MAPPING if name == field), None)

@@ -73,10 +73,10 @@ def count(folder: str | Path) -> int:
 
 def require_whole(folder: str | Path) -> None:
     """Refuse weights with a truncated or missing file, or with a tensor that is not where the index says."""
-    index = Path(folder, INDEX)
-    if not index.exists() and (parts := [path.name for path in files(folder) if PART.search(path.name)]):
+    index, paths = Path(folder, INDEX), files(folder)
+    if not index.exists() and (parts := [path.name for path in paths if PART.search(path.name)]):
         raise InputError(f"{folder}: {parts[0]} is a part of the weights, and {index.name} is missing: copy it, too")
-    if missing := [path.name for path in files(folder) if not path.exists()]:
+    if missing := [path.name for path in paths if not path.exists()]:
         raise InputError(f"{folder}: {missing[0]} is missing, and {index.name} names it: download or copy it again")
     with Tensors(folder) as found:
         named = read_json(index)["weight_map"].keys() if index.exists() and not Path(folder, WHOLE).exists() else []

@@ -7,7 +7,7 @@ import functools
 import gc
 import os
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -61,25 +61,27 @@ def begin(
     jobs = [job for job in workflow.dag.needrun_jobs() if job.rule.name in {train, *others}]
     require_cluster(plan, executor, {job.wildcards.get("run") for job in jobs})
     require_gpus(loaded, executor, bool(jobs))
-    for line in restarts.outlooks(plan, "results", runs_to_start(workflow.dag, train), restarted):
+    for line in outlooks(plan, workflow.dag, jobs, train, restarted):
         say(line)
     if executor == cluster().profile:  # nobody else may be left to update the nodes that waiting jobs avoid
         bad_nodes.revise_in_background(Path("results"))
 
 
-def runs_to_start(dag: Any, rule: str) -> dict[str, set[str]]:
-    """Each run that this rule will train, with the rules of jobs before it that make its data or model."""
-    found = {}
-    for job in dag.needrun_jobs(exclude_finished=False):
-        if job.rule.name == rule:
-            before, left = set(), [job]
-            while left:
-                for one in dag.job_dependencies(left.pop()):
-                    if one not in before and dag.needrun(one):
-                        before.add(one)
-                        left.append(one)
-            found[job.wildcards.run] = {one.rule.name for one in before} & MAKE_INPUTS
-    return found
+def outlooks(plan: Plan, dag: Any, jobs: Iterable[Any], train: str, restarted: Collection[str]) -> list[str]:
+    """Of the runs that these jobs train, as far as they have begun before."""
+    trains = {job.wildcards.run: job for job in jobs if job.rule.name == train}
+    return restarts.outlooks(plan, "results", trains, restarted, lambda run: _making(dag, trains[run]))
+
+
+def _making(dag: Any, train: Any) -> set[str]:
+    """The rules of jobs before this one that make a run's data or model."""
+    before, left = set(), [train]
+    while left:
+        for one in dag.job_dependencies(left.pop()):
+            if one not in before and dag.needrun(one):
+                before.add(one)
+                left.append(one)
+    return {one.rule.name for one in before} & MAKE_INPUTS
 
 
 def require_cluster(plan: Plan, executor: str, starting: Collection[str]) -> None:

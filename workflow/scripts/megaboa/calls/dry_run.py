@@ -8,9 +8,9 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-from megaboa.calls.beginning import asked_for, runs_to_start
+from megaboa.calls.beginning import asked_for, outlooks
 from megaboa.check.refusals import some_of
-from megaboa.plan import Plan, restarts, screen
+from megaboa.plan import Plan, screen
 
 
 def end_with_one_screen(
@@ -30,7 +30,8 @@ def end_with_one_screen(
     def show() -> None:
         if workflow.scheduler:  # otherwise Snakemake failed before it knew the jobs
             jobs = list(jobs_of(workflow.dag))
-            begun = restarts.outlooks(plan, "results", runs_to_start(workflow.dag, "train"), restarted)
+            needed = workflow.dag.needrun_jobs(exclude_finished=False)
+            begun = outlooks(plan, workflow.dag, needed, "train", restarted)
             for line in screen.lines(plan, jobs, asked_for(plan, on_cluster), everything, begun):
                 print(line)
 

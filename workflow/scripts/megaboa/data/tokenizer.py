@@ -94,11 +94,15 @@ def resolve(reference: dict[str, str], key: str) -> Reference:
             raise ValueError(f"unknown kind of tokenizer reference: {kind!r}")
 
 
+def is_in(folder: str | Path) -> bool:
+    return any(Path(folder, name).exists() for name in ("tokenizer.json", "tokenizer_config.json"))
+
+
 def find(folder: str | Path) -> Reference | None:
     """The tokenizer in a folder; None if there is none."""
-    paths = sorted(set(itertools.chain.from_iterable(Path(folder).glob(pattern) for pattern in FILES)))
-    if not any(path.name == "tokenizer_config.json" or path.name == "tokenizer.json" for path in paths):
+    if not is_in(folder):
         return None
+    paths = sorted(set(itertools.chain.from_iterable(Path(folder).glob(pattern) for pattern in FILES)))
     return Reference(str(folder), digest({path.name: file_digest(path) for path in paths}))
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from megaboa.causes import RANK
 from megaboa.doctor import troubles
 from megaboa.paths import ExperimentFolder
 from megaboa.records import InsideAsked, RunsSpec, read_if_there
@@ -18,7 +19,7 @@ from megaboa.scheduler.registry import cluster
 SHARED = ("models", "tokenizers", "corpora", "indexes")  # kinds of shared specifications
 # An error message for the user, the last line of a traceback, preflight's refusals.
 REFUSED = re.compile(r"^.*(?:\b(?:is|are) refused(?: in the image)?: |; nothing was trained\.$).*$", re.MULTILINE)
-ENDED = re.compile(r"^(?:\[rank\d+\]: ?)?(?:error: |(?:\w+\.)*\w*(?:Error|Exception)\b).*$", re.MULTILINE)
+ENDED = re.compile(rf"^(?:{RANK})?(?:error: |(?:\w+\.)*\w*(?:Error|Exception)\b).*$", re.MULTILINE)
 UNPROVED = re.compile(r"^FAIL .*$", re.MULTILINE)  # failed checks of a proof
 MOST_CHECKS = 5
 

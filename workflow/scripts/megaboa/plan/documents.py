@@ -16,7 +16,7 @@ from megaboa.config.models.data import Data
 from megaboa.config.models.experiment import Experiment
 from megaboa.config.models.model import Model
 from megaboa.config.models.training import Parallel
-from megaboa.fields import BRIDGE_FIELDS
+from megaboa.fields import AT_ENDS_OF_TEXT, BRIDGE_FIELDS
 from megaboa.harmless import is_harmless
 from megaboa.plan import image_specs, tasks
 from megaboa.plan.quantities import Quantities
@@ -32,7 +32,7 @@ COLUMNS = (
 _SAME_LOSSES = {"num_workers", "max_epochs"}
 OVERLAPS = ("overlap_grad_reduce", "overlap_param_gather")  # keys of `parallel` for when things are sent, not what
 _TUNED_SAMPLES = ("template", "loss_on", "pack")
-_SAME_SAMPLES = ("reset_position_ids", "reset_attention_mask", "eod_mask_loss", "fim")
+_SAME_SAMPLES = (*AT_ENDS_OF_TEXT, "fim")
 _SAMPLES = ("train_iters", "global_batch_size", "seq_length", "seed", "eval_interval", "eval_iters")
 _SAMPLE_FIELDS = ("dataset.", "train.", "validation.", "tokenizer.", "rng.")
 WHILE_TRAINING = ("profiling.use_viztracer", "profiling.record_memory_history")

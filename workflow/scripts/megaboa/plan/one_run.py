@@ -20,6 +20,8 @@ from megaboa.config.models.section import Section
 from megaboa.config.problems import show
 from megaboa.config.sweep import piece
 from megaboa.config.yaml_file import dotted
+from megaboa.data import tokenizer
+from megaboa.fields import AT_ENDS_OF_TEXT
 from megaboa.layout import Layout
 from megaboa.paths import ExperimentFolder
 from megaboa.plan import documents, families, image_specs, tasks
@@ -258,8 +260,8 @@ class RunPlanner:
         if data["blend_per_split"] is None and config.corpora and not float(config.data.split.split(",")[0]):
             message = f"{config.data.split!r} leaves nothing to train on: raise the first share"
             self.problems.add(self.problems.place_of(("data", "split"), choice), message, choice.name)
-        endless = [name for name in blends.corpora(data) if config.corpora[name].append_eod is False]
-        for key in ("reset_position_ids", "reset_attention_mask", "eod_mask_loss") if endless else ():
+        endless = [name for name in blends.corpora(data) if not config.corpora[name].append_eod]
+        for key in AT_ENDS_OF_TEXT if endless else ():
             if getattr(config.data, key):
                 message = (
                     f"needs end-of-text tokens, and corpora.{endless[0]}.append_eod is false: remove one of the two"
@@ -275,9 +277,8 @@ class RunPlanner:
     def check_tokenizer(self, config: Experiment, model: str, choice: Choice) -> None:
         """Report a folder of a model that has no tokenizer, if none is named: it would be found after the import."""
         asked = config.models[model]
-        if asked.tokenizer or not asked.hf or not config.corpora or not (folder := Path(asked.hf)).is_dir():
-            return
-        if not any((folder / name).exists() for name in ("tokenizer.json", "tokenizer_config.json")):
+        is_needed = asked.hf and not asked.tokenizer and config.corpora
+        if is_needed and Path(asked.hf).is_dir() and not tokenizer.is_in(asked.hf):
             message = f"{asked.hf} has no tokenizer: set models.{model}.tokenizer, or copy its files there"
             self.problems.add(("models", model, "hf"), message, choice.name)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from megaboa.config.problems import choose
@@ -47,17 +47,21 @@ def check(plan: Plan, results: str, restart: list[str]) -> list[str]:
 
 
 def outlooks(
-    plan: Plan, results: str, starting: Mapping[str, Collection[str]], restarted: Collection[str] = ()
+    plan: Plan,
+    results: str,
+    starting: Collection[str],
+    restarted: Collection[str] = (),
+    making: Callable[[str], Collection[str]] = lambda run: (),
 ) -> list[str]:
     """A line for each run that will start and has begun before: whether it resumes or trains again, and why.
 
-    `starting`: for each run the jobs before it that make its data or model again, after which it may be another run.
-    Only the runs that are shown are read.
+    `making`: the jobs before a run that make its data or model again, after which it may be another run. Only the runs
+    that are shown are read.
     """
     folders = [run.folder(results, plan.name) for run in plan.runs if run.name in starting]
     begun = [folder for folder in folders if folder.attempts_link.exists()]
     told = (
-        (folder.name, _after(starting[folder.name]) or outlook(folder, folder.name in restarted))
+        (folder.name, _after(making(folder.name)) or outlook(folder, folder.name in restarted))
         for folder in begun[:SHOWN]
     )
     lines = [f"{name} {said}" for name, said in told if said]

@@ -8,12 +8,13 @@ from pathlib import Path
 from megaboa import blends
 from megaboa.config.models.experiment import Experiment
 from megaboa.config.problems import show
+from megaboa.fields import AT_ENDS_OF_TEXT
 from megaboa.records import NO_TEMPLATE, Tree
 
 OF_ADAPTERS = ("rank", "alpha", "dropout", "targets")
 ADAPTERS = ("lora", "dora")
 # Keys of `data` for how text is cut into samples, or masked.
-OF_TEXT = ("validation_sets", "reset_position_ids", "reset_attention_mask", "eod_mask_loss", "fim")
+OF_TEXT = ("validation_sets", *AT_ENDS_OF_TEXT, "fim")
 
 
 def spec(config: Experiment) -> Tree:

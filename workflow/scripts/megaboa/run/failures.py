@@ -7,7 +7,7 @@ import signal
 from collections.abc import Container, Iterable, Iterator, Mapping
 from pathlib import Path
 
-from megaboa.causes import CAUSES, EXCEPTION, INTERRUPT, Cause, Failure
+from megaboa.causes import CAUSES, EXCEPTION, INTERRUPT, RANK, Cause, Failure
 from megaboa.image.tools import plain, why_not_started
 from megaboa.scheduler.ranks import STARTS, Ended
 from megaboa.store_paths import AttemptFolder
@@ -20,7 +20,7 @@ _HANDLED = re.compile(r"^.*failed with: Traceback \(most recent call last\):\n(?
 # Functions of Bridge, and our own, that read a checkpoint before the first step.
 _LOADERS = r"(?:_?load_checkpoint\w*|read_train_state|read_run_config|saved_with)"
 _LOADING = re.compile(rf'\s+File ".*", line \d+, in {_LOADERS}$')
-_RANK = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
+_RANK = re.compile(f"^{RANK}", re.MULTILINE)
 # Each pattern alone: most begin with a literal, which is found ten times as fast as in one large alternation.
 _COMPILED = tuple((cause, tuple(re.compile(word, re.MULTILINE) for word in end.words)) for cause, end in CAUSES.items())
 # Messages about effects from outside the rank: lost connections, or our own signals.
