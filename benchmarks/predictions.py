@@ -287,8 +287,9 @@ def ours() -> list[Row]:
     scaling = [one for data in ("h200-scaling", "h200-scaling-4") for one in of_experiment(data, "scaling-8xh200.yaml")]
     tuned = of_experiment("h200-tune", "llama3-8b-2xh200.yaml", HERE / "h200-tune.yaml")
     experts = of_experiment("h200-experts", "moe-2xh200.yaml")
+    slices = of_experiment("h200-slices", "slices-1xh200.yaml")
     gpt2 = [one for data in ("h200-gpt2-large", "h200-tune-gpt2") for one in gpt2_large(data)]
-    return [*gpt2, *llama, *blind, *four, *scaling, *tuned, *experts]
+    return [*gpt2, *llama, *blind, *four, *scaling, *tuned, *experts, *slices]
 
 
 # --- the errors -------------------------------------------------------------------------------------------------------

@@ -5,7 +5,8 @@
 The run is trained by the workflow, with its own settings, and saves at that step; with `--saves 2` after as many steps
 again. When the last of these checkpoints is complete, one rank is killed; when the next attempt has done a step, the
 call ends, and the run can be trained on by the next one. Its results have the experiment's name and `-saves`. The stall
-is how much longer the steps during a save took than as many usual ones.
+is how much longer the steps during a save took than as many usual ones, up to the step at which the next save begins:
+that one waits until this one is complete.
 """
 
 from __future__ import annotations
@@ -136,10 +137,12 @@ def measured(saved: Saved, save_at: int, saves: int, interval: int) -> Iterator[
         took = {later: done[later] - done[later - 1] for later in done if later - 1 in done}
         # all saves are compared with the steps before the first one
         usual = usual or statistics.median(seconds for later, seconds in took.items() if WARMUP < later <= step)
-        during = [seconds for later, seconds in took.items() if later > step and done[later - 1] <= complete]
+        until = step + save_at  # where the next save begins
+        during = [seconds for later, seconds in took.items() if step < later <= until and done[later - 1] <= complete]
         stall = sum(during) - len(during) * usual
         yield f"{size / GIB:.1f} GiB, saved at step {step}; a step takes {usual:.3f} s"
-        yield f"complete {complete - done[step]:.1f} s after the step: {len(during)} steps meanwhile"
+        late = " before the next save, which waited" if complete > done.get(until, complete) else ""
+        yield f"complete {complete - done[step]:.1f} s after the step: {len(during)} steps meanwhile{late}"
         yield f"the first of them took {during[0] - usual:+.2f} s longer, all of them {stall:+.2f} s"
         yield f"which is {stall / (interval * usual):.2%} of {interval} steps"
 

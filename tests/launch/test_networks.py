@@ -1,6 +1,8 @@
 """megaboa.launch.networks: presets are data with reasons, and a layout decides the number of connections."""
 
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -137,9 +139,23 @@ def test_fsdp_never_gets_the_one_connection_that_bridge_refuses():
                 assert networks.connections({**ALONE, "fsdp": fsdp, "tp": tp}, blackwell=blackwell) != "1"
 
 
+PINNED = "pinned_use_cuda_host_register:True,pinned_num_register_threads:8"
+
+
 def test_segments_grow_unless_nccl_registers_buffers():
-    assert networks.allocator({}) == "expandable_segments:True"
-    assert networks.allocator({"ddp.nccl_ub": True}) is None
+    assert networks.allocator({}) == f"expandable_segments:True,{PINNED}"
+    assert networks.allocator({"ddp.nccl_ub": True}) == PINNED
+
+
+def test_threads_touch_a_saves_memory_whatever_a_recipe_says_of_segments():
+    assert networks.allocator({}, "max_split_size_mb:512") == f"max_split_size_mb:512,{PINNED}"
+    assert networks.allocator({}, "pinned_num_register_threads:2") == "pinned_num_register_threads:2"
+
+
+def test_pytorch_knows_each_word_of_it():
+    """It refuses others when it starts."""
+    read = "import sys, torch; torch._C._accelerator_setAllocatorSettings(sys.argv[1])"
+    subprocess.run([sys.executable, "-c", read, networks.allocator({})], check=True)
 
 
 BLACKWELL = (

@@ -113,9 +113,9 @@ def test_one_connection_that_a_site_exports_does_not_end_ranks_with_fsdp(environ
 
 
 def test_the_allocator_is_as_in_bridges_recipes_unless_somebody_says_otherwise(environment, monkeypatch):
-    assert environment("cuda")["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
+    assert environment("cuda")["PYTORCH_CUDA_ALLOC_CONF"].startswith("expandable_segments:True,pinned_")
     assert "PYTORCH_CUDA_ALLOC_CONF" not in environment("cpu")
-    assert "PYTORCH_CUDA_ALLOC_CONF" not in environment("cuda", overrides={"ddp.nccl_ub": True})
+    assert "expandable" not in environment("cuda", overrides={"ddp.nccl_ub": True})["PYTORCH_CUDA_ALLOC_CONF"]
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:512")
     assert "PYTORCH_CUDA_ALLOC_CONF" not in environment("cuda")
 
@@ -126,6 +126,7 @@ def test_what_a_recipe_says_is_better_than_a_preset_and_not_than_site_or_user(en
         "NCCL_NVLS_ENABLE": "1",
         "NVTE_NORM_FWD_USE_CUDNN": "1",
         "NCCL_P2P_NET_CHUNKSIZE": "2097152",
+        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False",
     }
     found = Preflight(runs={"dp2": RunCheck(environment=recipe)})
     records.write(tmp_path / "results" / "tiny" / "preflight.json", found)
@@ -133,6 +134,7 @@ def test_what_a_recipe_says_is_better_than_a_preset_and_not_than_site_or_user(en
     ranks = environment("cuda", environment={"NVTE_NORM_FWD_USE_CUDNN": "0"})
     assert ranks["CUDA_DEVICE_MAX_CONNECTIONS"] == "1", "for the layout that the experiment states"
     assert (ranks["NCCL_NVLS_ENABLE"], ranks["NVTE_NORM_FWD_USE_CUDNN"]) == ("1", "0")
+    assert ranks["PYTORCH_CUDA_ALLOC_CONF"].startswith("expandable_segments:False,pinned_")
     assert "NCCL_P2P_NET_CHUNKSIZE" not in ranks
     assert "NCCL_NVLS_ENABLE" not in environment("cpu")
 

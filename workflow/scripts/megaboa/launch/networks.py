@@ -21,6 +21,8 @@ _USING = re.compile(r"NCCL INFO Using network (.+)")
 # Makes NCCL log the name. Not in all attempts, because each communicator of each rank would fill a page.
 NAMING = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET"}
 CONNECTIONS, SEVERAL = "CUDA_DEVICE_MAX_CONNECTIONS", "32"
+ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
+_PINNED = "pinned_use_cuda_host_register:True,pinned_num_register_threads:8"
 # Includes Rubin, its successor.
 _BLACKWELL = re.compile(
     r"(?<![a-z0-9])(G?B(100|200|300)|GB10|V?R[12]00)(?![0-9])|Blackwell|RTX[ _-]*50[5-9]0", re.IGNORECASE
@@ -96,14 +98,18 @@ def connections(parallel: Mapping[str, Any], *, expert_overlap: bool = False, bl
     return None
 
 
-def allocator(overrides: Mapping[str, Any]) -> str | None:
-    """PYTORCH_CUDA_ALLOC_CONF, as all of Bridge's recipes have it (recipes/utils/environment_utils.py, 0.6.2): segments
-    that grow leave no holes where batches or experts have changing sizes.
+def allocator(overrides: Mapping[str, Any], recipe: str | None = None) -> str:
+    """PYTORCH_CUDA_ALLOC_CONF. `recipe`: what a recipe has.
 
-    Not with buffers that NCCL registers (`nccl_ub`), which megatron-core refuses with it before torch 2.11. CUDA graphs
-    need NCCL_GRAPH_REGISTER=0 with it, which every network's preset says.
+    - Segments that grow leave no holes where batches or experts have changing sizes; all of Bridge's recipes have them
+      (recipes/utils/environment_utils.py, 0.6.2). Not with buffers that NCCL registers (`nccl_ub`), which megatron-core
+      refuses with them before torch 2.11. CUDA graphs need NCCL_GRAPH_REGISTER=0 with them, which every network's
+      preset says.
+    - Eight threads touch the host's memory that a background save copies to, where one thread of the driver would: a
+      run's first save waits for that (docs/benchmarks/saves.md).
     """
-    return None if overrides.get("ddp.nccl_ub") else "expandable_segments:True"
+    segments = recipe or ("" if overrides.get("ddp.nccl_ub") else "expandable_segments:True")
+    return segments if "pinned_" in segments else ",".join(filter(None, (segments, _PINNED)))
 
 
 def is_blackwell(gpu: str | None) -> bool:

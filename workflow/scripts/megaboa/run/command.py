@@ -98,15 +98,15 @@ def rank_environment(
         )
         if built["layout"].get("fsdp", "none") != "none" and os.environ.get(networks.CONNECTIONS) == "1":
             own[networks.CONNECTIONS] = networks.SEVERAL  # a site sets 1 for speed; here every rank would fail
-        preset["PYTORCH_CUDA_ALLOC_CONF"] = networks.allocator(overrides)
+        recipe = (folder.preflight.environment or {}) if folder.preflight else {}
+        preset[networks.ALLOCATOR] = networks.allocator(overrides, recipe.get(networks.ALLOCATOR))
         if environment:
             preset |= compiled_kernels(folder, environment)
     if run.device == "cuda" or start.network:
         preset |= networks.environment(start.network)
-    if run.device == "cuda" and folder.preflight:  # Bridge sets these only after the import of Transformer Engine
-        for_layout = {networks.CONNECTIONS} if preset[networks.CONNECTIONS] else set()
-        recipes = folder.preflight.environment or {}
-        preset |= {name: value for name, value in recipes.items() if name not in for_layout}
+    if run.device == "cuda":  # Bridge sets the recipe's only after the import of Transformer Engine
+        ours = {networks.ALLOCATOR, *([networks.CONNECTIONS] if preset[networks.CONNECTIONS] else [])}
+        preset |= {name: value for name, value in recipe.items() if name not in ours}
     if target and checks_network(folder, target):
         preset |= networks.NAMING
     return layered(own, preset, start.environment)
