@@ -318,7 +318,7 @@ def test_one_that_cannot_be_forked_says_why_and_goes_on_saying_it(script):
     for _ in range(2):
         code, out, err = script.run("print('torch' in sys.modules)", env={"PYTHONPATH": str(modules)})
         assert (code, out) == (0, "False\n")
-        assert "imports for itself: 1 threads were started by an import" in err
+        assert "imports for itself: threads were started by an import (" in err
     ours = f"PYTHONPATH={modules}".encode()
     refusing = [one for one in Path("/proc").glob("[0-9]*") if ours in environment_of(one)]
     assert len(refusing) == 1, "nobody starts another one"

@@ -246,8 +246,9 @@ class Faults:
         for that file first."""
         keepers = "$(pgrep -f 'megaboa[.]bridge[.]zygote')"
         look = f"for keeper in {keepers}; do pkill -{name} --newest -P $keeper -f train_rank && exit; done"
-        shown = "ps -eo pid,ppid,etimes,stat,args | grep -E '[z]ygote|[t]rain_rank' | grep -v pgrep"
-        look = f"{look}; echo no rank is forked:; {shown}; exit 1"
+        shown = "ps -eo pid,ppid,etimes,stat,args | grep -E '[z]ygote|[t]rain_rank' | grep -v pgrep | cut -c1-300"
+        reason = f"grep -rhs 'imports for itself' {self.store(self.run) / 'attempts'}"
+        look = f"{look}; echo no rank is forked:; {shown}; {reason}; exit 1"
         if when:
             self._do_when_there(host, when, f"bash -c {shlex.quote(look)}")
         else:

@@ -220,8 +220,8 @@ def _why_not_forked() -> str | None:
 
     A child lacks other threads, and might wait for a lock that one of them held. CUDA fails in a child.
     """
-    if (threads := _threads()) > 1:
-        return f"{threads - 1} threads were started by an import, so that no process can be forked"
+    if threads := _threads():
+        return f"threads were started by an import ({', '.join(threads)}), so that no process can be forked"
     if _has_opened_cuda():
         return "an import has opened CUDA, so that no process can be forked"
     return None
@@ -236,9 +236,10 @@ def _has_opened_cuda() -> bool:
     return False
 
 
-def _threads() -> int:
-    """Number of threads, except that of pyarrow's allocator, which handles forks itself."""
-    return sum((task / "comm").read_text() != "jemalloc_bg_thd\n" for task in Path("/proc/self/task").iterdir())
+def _threads() -> list[str]:
+    """The kernel's names of other threads, except that of pyarrow's allocator, which handles forks itself."""
+    tasks = (task for task in Path("/proc/self/task").iterdir() if int(task.name) != os.getpid())
+    return sorted({name for task in tasks if (name := (task / "comm").read_text().strip()) != "jemalloc_bg_thd"})
 
 
 @contextlib.contextmanager
