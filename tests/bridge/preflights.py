@@ -33,7 +33,9 @@ LATENT = {
     **{"vocab_size": 480, "max_position_embeddings": 64, "num_nextn_predict_layers": 0},
 }
 LITE = {**LATENT, "q_lora_rank": None, "model_type": "deepseek_v2", "n_group": 1}
+BIASED = {**DENSE, "model_type": "llama", "attention_bias": True}  # Bridge has no place for some of its biases
 MODELS = {
+    "biased": (BIASED, "LlamaForCausalLM"),
     "lite": (LITE, "DeepseekV2ForCausalLM"),
     "dense": (DENSE, "Qwen3ForCausalLM"),
     "moe": (MOE, "Qwen3MoeForCausalLM"),
@@ -111,6 +113,8 @@ def both(folder):
             answer["parameters"] = [records.plain(one) for one in dryrun.parameters(config, folder.run.world_size)]
             by_stage = {stage.number: parameters.of_stage(facts, stage) for stage in stages(facts)}
             answer["estimated"] = [[by_stage[s].dense, by_stage[s].expert] for s in range(facts.layout.pp)]
+            if not folder.run.is_recipe:
+                answer["export"] = records.plain(dryrun.export(config, inputs.source))
         except Exception as error:
             answer["bridge"] = preflight._objection(error)
     if answer["bridge"] and not answer["rules"]:

@@ -206,6 +206,7 @@ LEGAL = {
     "the same with Megatron's": {"model": "recipes/gpt2.py", "args": {"size": "small"}},
     "more rows than the config has": {"overrides": {"model.vocab_size": 600}},
     "as many rows as the tokenizer has tokens": {"overrides": {"tokenizer.use_tokenizer_vocab_size": True}},
+    "biases": {"model": "biased"},
 }
 
 GRAPH = {
@@ -322,6 +323,27 @@ def test_parameters_are_estimated_as_megatron_makes_them(answers, name):
         dense, expert = answers[name]["estimated"][made["stage"]]
         assert dense == pytest.approx(made["dense"], rel=error)
         assert expert == pytest.approx(made["expert"])
+
+
+UNLIKE_THE_CONFIG = {
+    "biases": "missing: model.layers.0.self_attn.k_proj.bias",
+    "tensor": "changed: model.layers.0.self_attn.k_proj.weight (F32[48, 48], not F32[24, 48])",
+    "experts, cut": "changed: model.layers.0.self_attn.k_proj.weight (F32[48, 48], not F32[24, 48])",
+    "more rows than the config has": "changed: lm_head.weight (F32[600, 48], not F32[480, 48])",
+    "as many rows as the tokenizer has tokens": "changed: lm_head.weight (F32[32, 48], not F32[480, 48])",
+}
+
+
+@pytest.mark.parametrize("name", LEGAL)
+def test_what_an_export_would_have_is_known_before_training(answers, name):
+    """In every layout. A recipe's own model is never exported."""
+    found = answers[name].get("export")
+    if "recipe" in name or name == "the same with Megatron's":
+        assert found is None
+    elif name in UNLIKE_THE_CONFIG:
+        assert found["state"] == "FAIL" and UNLIKE_THE_CONFIG[name] in found["detail"]
+    else:
+        assert found["state"] == "PASS"
 
 
 @pytest.mark.parametrize("name", LEGAL)

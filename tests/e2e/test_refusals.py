@@ -30,9 +30,16 @@ def test_the_default_experiment_is_read_as_strictly(workspace):
 
 
 def test_what_bridge_refuses_stops_before_training(workspace):
-    config = workspace.experiment("refused", {"a": "{}"}, more="overrides: {model.no_such_field: 1}\n")
+    deeper = "{model: new, overrides.model.num_layers: 3, optimizer.lr: 1.0e-4}"
+    runs = {"a": "{model: dense, overrides.model.no_such_field: 1}", "b": deeper, "c": deeper.replace("e-4", "e-5")}
+    config = workspace.experiment("refused", runs, more="export: {runs: [b]}\n")
+    edit(config, "  dense:\n", "  dense: &dense\n")
+    edit(config, "data: {split", "  new: {<<: *dense, init: scratch}\ndata: {split")
     output = workspace.snakemake("pretrain", "--configfile", config, code=1)
     assert "run a is refused" in output and "no_such_field" in output
+    unlike = "Megatron-Bridge can't write the trained model as its config says: "
+    assert f"run b is refused: {unlike}" in output and "not in the model: decoder.layers.2." in output
+    assert f"warning: run c: {unlike}" in output and "the run is not exported" in output
     assert not workspace.results("refused", "runs", "a", "train.json").exists()
     assert not workspace.results("refused", "runs", "a", "attempts.jsonl").exists()
 

@@ -7,6 +7,7 @@ validation misses: layers that don't fill the stages, experts and vocabularies t
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,12 +22,25 @@ from megatron.core.num_microbatches_calculator import (
 from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from megaboa.bridge import convert
 from megaboa.bridge.config_facts import tokenizer_vocabulary
 from megaboa.bridge.process import playing
-from megaboa.records import StageParameters
+from megaboa.bridge.source import read_config, saved_tensors
+from megaboa.bridge.tensor_checks import kinds, same_kinds
+from megaboa.conversion import WHOLE
+from megaboa.records import Check, ModelSource, StageParameters
 
 VOCABULARY = 128  # times tp: the vocabulary of a model whose tokenizer isn't available
 EXPERTS = ".mlp.experts."  # part of the names of experts' parameters
+# How a trained model's layers are shared out, which an export undoes (Bridge's load_megatron_model).
+WHOLE_MODEL = {
+    **convert.sizes(WHOLE),
+    "num_layers_in_first_pipeline_stage": None,
+    "num_layers_in_last_pipeline_stage": None,
+    "virtual_pipeline_model_parallel_size": None,
+    "pipeline_model_parallel_layout": None,
+    "sequence_parallel": False,
+}
 
 
 def parameters(config: ConfigContainer, world_size: int) -> list[StageParameters]:
@@ -37,6 +51,27 @@ def parameters(config: ConfigContainer, world_size: int) -> list[StageParameters
     stages = config.model.pipeline_model_parallel_size
     _make_light(config)
     return [_play(config, world_size, stage) for stage in sorted({0, min(1, stages - 1), stages - 1})]
+
+
+def export(config: ConfigContainer, source: ModelSource) -> Check:
+    """Whether an export of the trained model would have the tensors of the model in `source`, by name and shape.
+
+    `config`: as `parameters` has left it.
+    """
+    model = copy.copy(config.model)
+    vars(model).update(WHOLE_MODEL)
+    bridge = convert.converter_of(source)
+    with playing(0, 1), convert.process_groups("cpu"):
+        # Otherwise linear layers are made on the GPU, here in the host's memory.
+        meta = {"use_cpu_initialization": True, "init_model_with_meta_device": True}
+        built = model.provide_distributed_model(wrap_with_ddp=False, **meta)
+        tasks = [task for task in bridge.get_conversion_tasks(built) if task]  # None: a parameter without a tensor
+        found = dict(bridge.export_hf_weights(built, show_progress=False, conversion_tasks=tasks))
+        written = {id(task.param_weight) for task in tasks}
+        named = ((name, one) for chunk in built for name, one in chunk.named_parameters() if id(one) not in written)
+        found |= {name.removeprefix("module."): one for name, one in named}
+    expected = saved_tensors(read_config(source.path, source.name))
+    return same_kinds(*(kinds({name: one.float() for name, one in some.items()}) for some in (expected, found)))
 
 
 def _make_light(config: ConfigContainer) -> None:

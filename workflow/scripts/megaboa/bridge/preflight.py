@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib.util
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +17,7 @@ from megaboa.check.facts import Facts
 from megaboa.data import hub
 from megaboa.errors import InputError
 from megaboa.paths import RunFolder
-from megaboa.records import LaunchSpec, RunCheck, RunSpec, Tree, plain
+from megaboa.records import LaunchSpec, ModelSource, RunCheck, RunSpec, Tree, plain
 
 # Settings that may differ between runs with the same model on the same ranks.
 _OTHER = ("optimizer", "schedule", "data")
@@ -32,16 +32,20 @@ class NotInTheImageError(Exception):
 
 
 def check(
-    experiment: Path, runs: Sequence[str], inside: needs_image.Packages | None = None
+    experiment: Path,
+    runs: Sequence[str],
+    inside: needs_image.Packages | None = None,
+    exported: Collection[str] = (),
 ) -> dict[str, tuple[RunCheck, Facts | None]]:
     """Check runs. PASS comes with values from the configuration, FAIL with the problems. NOT_RUN: the hub doesn't
     provide what a recipe reads, so the run can't be judged.
 
     Each result comes with the run's facts, if it has a configuration. One dry run serves all runs with the same model
-    and layout. `inside`: the image's packages, if this process runs in the image.
+    and layout. `inside`: the image's packages, if this process runs in the image. `exported`: runs that are.
     """
     played: dict[str, Played] = {}
-    return {name: check_run(RunFolder(experiment / "runs" / name), played, inside) for name in runs}
+    found = {name: check_run(RunFolder(experiment / "runs" / name), played, inside) for name in runs}
+    return {name: (_with_export(result, name in exported), facts) for name, (result, facts) in found.items()}
 
 
 def check_run(
@@ -105,6 +109,8 @@ def _check(
     key = _played_by(run)
     if stopped_at is None and key not in played:
         played[key] = _play(config, run, turned_off, inside)
+        if "parameters" in played[key] and inside is None:
+            played[key] |= _play_export(config, run, inputs.source, played)
     return dataclasses.replace(result, **played.get(key, {}))
 
 
@@ -147,6 +153,33 @@ def _play(config: Any, run: RunSpec, turned_off: set[str], inside: needs_image.P
     except Exception as error:
         return {"state": "FAIL", "reasons": (_objection(error),)}
     return {**made, **({"stopped_at": stopped_at} if stopped_at else {})}
+
+
+def _play_export(config: Any, run: RunSpec, source: ModelSource | None, played: dict[str, Played]) -> Played:
+    """What an export of the trained model would lack, or have too much. A model that comes with weights is imported
+    before it is trained, which shows the same."""
+    from megaboa.bridge import dryrun
+    from megaboa.bridge.source import has_weights
+
+    if source is None or run.is_recipe or has_weights(source):
+        return {}
+    key = files.digest({"model": run.model, "overrides": run.overrides})
+    if key not in played:
+        try:
+            found = dryrun.export(config, source)
+            played[key] = {} if found.passed else {"export": found.detail}
+        except Exception as error:  # for example layers that only the image can build
+            played[key] = {"stopped_at": f"an export of the trained model: {_objection(error)}"}
+    return played[key]
+
+
+def _with_export(result: RunCheck, exported: bool) -> RunCheck:
+    if result.state != "PASS" or not result.export:
+        return result
+    said = f"Megatron-Bridge can't write the trained model as its config says: {result.export}"
+    if exported:
+        return _failed(f"{said}: change what the config or overrides say of these, or leave the run out of export.runs")
+    return dataclasses.replace(result, warnings=(*result.warnings, f"{said}; the run is not exported"))
 
 
 def _turned_off(config: Any, overrides: Tree) -> set[str]:

@@ -40,6 +40,7 @@ class Model:
     tied: bool | None = None
     gated: bool = True
     bias: bool = False
+    qkv_bias: bool = False  # of queries, keys and values alone
     norm_bias: bool = False  # LayerNorm instead of RMSNorm
     qk_norm: bool = False  # norms of queries and keys, as in Qwen3
     dropout: float = 0.0
@@ -233,6 +234,7 @@ FIELDS: dict[str, str] = {
     "model.tied": "model.share_embeddings_and_output_weights",
     "model.gated": "model.gated_linear_unit",
     "model.bias": "model.add_bias_linear",
+    "model.qkv_bias": "model.add_qkv_bias",
     "model.norm_bias": "model.normalization",
     "model.qk_norm": "model.qk_layernorm",
     "model.dropout": "model.hidden_dropout",

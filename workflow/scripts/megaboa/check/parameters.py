@@ -103,7 +103,7 @@ def _attention(f: Facts) -> float:
     if not model.latent:
         head, groups = model.head_dim or 0, max(model.kv_groups or heads, tp)
         cut = hidden * (heads + 2 * groups) * head + heads * head * hidden
-        bias = (heads + 2 * groups) * head / tp + hidden if model.bias else 0
+        bias = (heads + 2 * groups) * head / tp * (model.bias or model.qkv_bias) + hidden * model.bias
         norms = 2 * head * _norm_weights(model) if model.qk_norm else 0  # one for all heads, so they aren't divided
         return cut / tp + bias + norms
     no_position, position, value = model.qk_head_dim or 0, model.qk_position_dim or 0, model.v_head_dim or 0

@@ -7,7 +7,8 @@ from pathlib import Path
 from megaboa import commands
 from megaboa.bridge import handover, process
 from megaboa.bridge.quiet import quietly
-from megaboa.records import InsideCheck, PreflightInImage, RunsSpec, read, write
+from megaboa.paths import ExperimentFolder
+from megaboa.records import CostsSpec, InsideCheck, PreflightInImage, RunsSpec, read, write
 
 ORDER = "the experiment's specs/runs.json, with the names of the runs"
 
@@ -25,7 +26,9 @@ def preflight(words: list[str]) -> int:
         process.prepare("cpu")
         from megaboa.bridge.preflight import check
 
-        found = check(args.order.parents[1], read(RunsSpec, args.order).runs)
+        folder = ExperimentFolder(args.order.parents[1])
+        exported = read(CostsSpec, folder.specs.costs).exports
+        found = check(folder.path, read(RunsSpec, args.order).runs, exported=exported)
     from megaboa.check import outcome
 
     return outcome.conclude(args.order, found, args.out)

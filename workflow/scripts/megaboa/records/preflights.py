@@ -69,6 +69,7 @@ class RunCheck(Record):
     stopped_at: str | None = None
     parameters: tuple[StageParameters, ...] | None = field(default=None, metadata=IF_SET)
     environment: dict[str, str] | None = field(default=None, metadata=IF_SET)  # the recipe's, for the run's ranks
+    export: str | None = field(default=None, metadata=IF_SET)  # why an export would not be the config's model
 
 
 @dataclass(frozen=True, kw_only=True)
