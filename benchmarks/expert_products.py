@@ -1,5 +1,6 @@
 """The products of a rank's experts, forward and backward: the host's time to start them, and the time until they are
-done. One table, by Transformer Engine's kernels and by how tokens are spread over experts.
+done, by how tokens are spread over experts. A table for each of Transformer Engine's kernels: cuBLAS's for each expert,
+CUTLASS's for all of them.
 
     python benchmarks/expert_products.py [--experts 128] [--tokens 262144] [--times 10] [--device cuda]
 
@@ -14,6 +15,8 @@ import argparse
 import itertools
 import os
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 
@@ -21,7 +24,7 @@ import torch
 
 HIDDEN, WIDTH = 2048, 768
 CUTLASS = "NVTE_USE_CUTLASS_GROUPED_GEMM"
-KERNELS = (("cuBLAS, each expert", "0"), ("CUTLASS, all experts", "1"))  # values of that variable
+KERNELS = ("cuBLAS", "CUTLASS", "PyTorch")
 WARMUP = 3
 SIGMA = 0.5  # of the logarithm of experts' shares
 
@@ -50,7 +53,7 @@ def layers(experts: int, device: str) -> tuple[torch.nn.Module, torch.nn.Module]
 
 def spread(kind: str, experts: int, tokens: int, random: torch.Generator) -> list[int]:
     if kind == "even":
-        return [tokens // experts] * experts
+        return [tokens // experts + (expert < tokens % experts) for expert in range(experts)]
     shares = torch.exp(SIGMA * torch.randn(experts, generator=random))
     ends = (tokens * shares.cumsum(0) / shares.sum()).round().long().tolist()
     ends[-1] = tokens
@@ -99,18 +102,27 @@ def main() -> None:
     parser.add_argument("--experts", type=int, default=128)
     parser.add_argument("--tokens", type=int, default=262_144, help="of all experts: those of a batch, times the top k")
     parser.add_argument("--times", type=int, default=10)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--kernels", choices=KERNELS, help="default: each, in a process of its own")
     asked = parser.parse_args()
+    if asked.kernels is None:
+        for kernels in KERNELS[:2] if asked.device == "cuda" else KERNELS[2:]:
+            subprocess.run([sys.executable, __file__, *sys.argv[1:], "--kernels", kernels], check=True)
+        return
+    os.environ[CUTLASS] = str(int(asked.kernels == "CUTLASS"))
     both = layers(asked.experts, asked.device)
-    print(f"{asked.experts} experts, {asked.tokens:,} tokens, median of {asked.times}, milliseconds", flush=True)
-    print("| kernels | tokens | forward: host | forward | backward: host | backward |")
-    print("|---|---|---:|---:|---:|---:|")
-    for kernels, value in KERNELS if asked.device == "cuda" else [("PyTorch, each expert", "0")]:
-        os.environ[CUTLASS] = value  # read at each call
-        for kind in ("even", "uneven", "new"):
-            given = spreads(kind, asked.experts, asked.tokens)
-            times = measured(both, given, asked.tokens, asked.device, asked.times)
-            print(f"| {kernels} | {kind} | {' | '.join(f'{one:.1f}' for one in times)} |", flush=True)
+    print(
+        f"\n{asked.kernels}, {asked.experts} experts, {asked.tokens:,} tokens, milliseconds, median of {asked.times}\n"
+    )
+    print("| tokens | forward: host | µs a product | forward | backward: host | µs a product | backward |")
+    print("|---|---:|---:|---:|---:|---:|---:|", flush=True)
+    for kind in ("even", "uneven", "new"):
+        given = spreads(kind, asked.experts, asked.tokens)
+        times = measured(both, given, asked.tokens, asked.device, asked.times)
+        ahead, forward, behind, backward = times
+        each = [1e3 * ahead / (2 * asked.experts), 1e3 * behind / (4 * asked.experts)]
+        row = (ahead, each[0], forward, behind, each[1], backward)
+        print(f"| {kind} | {' | '.join(f'{one:.1f}' for one in row)} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -34,7 +34,13 @@ LATENT = {
 }
 LITE = {**LATENT, "q_lora_rank": None, "model_type": "deepseek_v2", "n_group": 1}
 BIASED = {**DENSE, "model_type": "llama", "attention_bias": True}  # Bridge has no place for some of its biases
+GROUPED = {  # Bridge knows its experts by the names that they have in kernels of GPUs
+    **{name: value for name, value in MOE.items() if name not in ("decoder_sparse_step", "num_experts")},
+    **{"model_type": "glm4_moe", "n_routed_experts": 4, "n_shared_experts": 1, "first_k_dense_replace": 1},
+    **{"n_group": 1, "topk_group": 1, "partial_rotary_factor": 0.5, "num_nextn_predict_layers": 0},
+}
 MODELS = {
+    "grouped": (GROUPED, "Glm4MoeForCausalLM"),
     "biased": (BIASED, "LlamaForCausalLM"),
     "lite": (LITE, "DeepseekV2ForCausalLM"),
     "dense": (DENSE, "Qwen3ForCausalLM"),
@@ -113,8 +119,8 @@ def both(folder):
             answer["parameters"] = [records.plain(one) for one in dryrun.parameters(config, folder.run.world_size)]
             by_stage = {stage.number: parameters.of_stage(facts, stage) for stage in stages(facts)}
             answer["estimated"] = [[by_stage[s].dense, by_stage[s].expert] for s in range(facts.layout.pp)]
-            if not folder.run.is_recipe:
-                answer["export"] = records.plain(dryrun.export(config, inputs.source))
+            if inputs.source:
+                answer["export"] = records.plain(dryrun.export(config, inputs.source, folder.run.device))
         except Exception as error:
             answer["bridge"] = preflight._objection(error)
     if answer["bridge"] and not answer["rules"]:

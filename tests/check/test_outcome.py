@@ -58,6 +58,28 @@ def test_when_the_hub_gives_it_the_run_is_accepted(experiment):
     assert set(read(Preflight, experiment / "preflight.json").runs) == {"good"}
 
 
+def test_a_run_that_cannot_be_exported_is_an_error_only_where_it_is_to_be(experiment, capsys):
+    """It could be trained, so nothing is kept of it as of one that could never work."""
+    specs = ExperimentFolder(experiment).specs
+    unlike = {"good": (RunCheck(export="missing: a.bias"), None), "other": (RunCheck(export="missing: a.bias"), None)}
+    write(specs.costs, CostsSpec(exports=("other",), budget=Budget()))
+    assert outcome.conclude(specs.runs, unlike, experiment / "preflight.json") == 1
+    said = capsys.readouterr().err
+    why = "Megatron-Bridge can't write the trained model as its config says: missing: a.bias"
+    assert f"warning: run good: {why}\n" in said and "could never work" not in said
+    assert f"export.runs: run other: {why}: change what its config or overrides say of these, or leave" in said
+    assert not (experiment / "refused.json").exists() and not (experiment / "preflight.json").exists()
+    write(specs.costs, CostsSpec(exports=(), budget=Budget()))
+    assert outcome.conclude(specs.runs, unlike, experiment / "preflight.json") == 0
+    assert f"warning: runs good, other: {why}\n" in capsys.readouterr().err
+
+
+def test_an_export_that_could_not_be_simulated_is_no_verdict(experiment, capsys):
+    found = {"good": (RunCheck(export_unknown="ValueError: of ours"), None)}
+    assert outcome.conclude(ExperimentFolder(experiment).specs.runs, found, experiment / "preflight.json") == 0
+    assert "warning: run good: whether it can be exported is not known: ValueError" in capsys.readouterr().err
+
+
 def test_in_the_image_training_will_tell(experiment, capsys):
     runs = {name: InsideCheck(state=CHECKS[name][0], reasons=CHECKS[name][1]) for name in ("good", "unread")}
     order, out = ExperimentFolder(experiment).specs.runs, experiment / "preflight-in-image.json"

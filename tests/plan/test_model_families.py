@@ -18,6 +18,7 @@ from megaboa.config import ConfigError
 from megaboa.plan import families, specifications
 from megaboa.plan.families import UnknownFamilyError, count_parameters
 from megaboa.plan.shared import Shared
+from megaboa.records import Preflight, RunCheck, write
 
 ASK = """
 from megaboa.bridge.process import prepare
@@ -119,6 +120,18 @@ def test_a_recipes_model_without_a_converter_is_refused(plan_of):
 def test_what_an_export_can_not_do(plan_of, export, said):
     with pytest.raises(ConfigError, match=said):
         plan_of(f"export: {export}\n")
+
+
+def test_a_run_that_preflight_has_warned_of_is_refused_once_it_is_to_be_exported(plan_of, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    plan = plan_of()
+    (run,) = plan.runs
+    found = Preflight(runs={run.name: RunCheck(export="missing: a.bias")}, identities={run.name: run.digest[:12]})
+    write(Path("results", plan.experiment.experiment, "preflight.json"), found)
+    plan_of()
+    with pytest.raises(ConfigError, match=r"export\.runs: the run 'run': .* says: missing: a\.bias: change what its"):
+        plan_of("export: {runs: all}\n")
+    plan_of("export: {runs: all}\noptimizer: {weight_decay: 0.3}\n")  # another run, which preflight will read
 
 
 def test_a_plan_with_recipes_says_that_they_have_no_hugging_face_stages(plan_of, capsys, monkeypatch, tmp_path):

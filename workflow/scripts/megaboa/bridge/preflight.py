@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib.util
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +21,7 @@ from megaboa.records import LaunchSpec, ModelSource, RunCheck, RunSpec, Tree, pl
 
 # Settings that may differ between runs with the same model on the same ranks.
 _OTHER = ("optimizer", "schedule", "data")
+_OF_THE_MODEL = ("model.", "tokenizer.")  # overrides that can change its tensors
 _OTHER_TRAINING = ("train_iters", "seed", "eval_interval", "eval_iters")
 
 
@@ -32,20 +33,16 @@ class NotInTheImageError(Exception):
 
 
 def check(
-    experiment: Path,
-    runs: Sequence[str],
-    inside: needs_image.Packages | None = None,
-    exported: Collection[str] = (),
+    experiment: Path, runs: Sequence[str], inside: needs_image.Packages | None = None
 ) -> dict[str, tuple[RunCheck, Facts | None]]:
     """Check runs. PASS comes with values from the configuration, FAIL with the problems. NOT_RUN: the hub doesn't
     provide what a recipe reads, so the run can't be judged.
 
     Each result comes with the run's facts, if it has a configuration. One dry run serves all runs with the same model
-    and layout. `inside`: the image's packages, if this process runs in the image. `exported`: runs that are.
+    and layout. `inside`: the image's packages, if this process runs in the image.
     """
     played: dict[str, Played] = {}
-    found = {name: check_run(RunFolder(experiment / "runs" / name), played, inside) for name in runs}
-    return {name: (_with_export(result, name in exported), facts) for name, (result, facts) in found.items()}
+    return {name: check_run(RunFolder(experiment / "runs" / name), played, inside) for name in runs}
 
 
 def check_run(
@@ -161,25 +158,17 @@ def _play_export(config: Any, run: RunSpec, source: ModelSource | None, played: 
     from megaboa.bridge import dryrun
     from megaboa.bridge.source import has_weights
 
-    if source is None or run.is_recipe or has_weights(source):
+    if source is None or has_weights(source):
         return {}
-    key = files.digest({"model": run.model, "overrides": run.overrides})
+    changes = {name: value for name, value in run.overrides.items() if name.startswith(_OF_THE_MODEL)}
+    key = files.digest({"model": run.model, "overrides": changes, "device": run.device})
     if key not in played:
         try:
-            found = dryrun.export(config, source)
+            found = dryrun.export(config, source, run.device)
             played[key] = {} if found.passed else {"export": found.detail}
-        except Exception as error:  # for example layers that only the image can build
-            played[key] = {"stopped_at": f"an export of the trained model: {_objection(error)}"}
+        except Exception as error:  # of Bridge, or of the simulation; the export itself will show which
+            played[key] = {"export_unknown": _objection(error)}
     return played[key]
-
-
-def _with_export(result: RunCheck, exported: bool) -> RunCheck:
-    if result.state != "PASS" or not result.export:
-        return result
-    said = f"Megatron-Bridge can't write the trained model as its config says: {result.export}"
-    if exported:
-        return _failed(f"{said}: change what the config or overrides say of these, or leave the run out of export.runs")
-    return dataclasses.replace(result, warnings=(*result.warnings, f"{said}; the run is not exported"))
 
 
 def _turned_off(config: Any, overrides: Tree) -> set[str]:

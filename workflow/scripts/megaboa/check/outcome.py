@@ -24,6 +24,7 @@ from megaboa.records import (
     write,
 )
 
+REMEDY = "change what its config or overrides say of these, or leave the run out of export.runs"
 LEFT_OUT = "They are INVALID: run the same command again to leave them out."
 
 
@@ -42,7 +43,9 @@ def conclude(order: Path, found: Mapping[str, tuple[RunCheck, Facts | None]], ou
     total = costs.total(expected.values())
     files.write_text(out.with_suffix(".tsv"), overview.tsv(rows))
     print(overview.text(rows, total))
-    for warning in refusals.grouped({name: result.warnings for name, result in runs.items()}):
+    unlike = {name: (unlike_its_config(result.export),) for name, result in runs.items() if result.export}
+    exported = {name: said for name, said in unlike.items() if name in added_up.exports}
+    for warning in refusals.grouped({name: _warnings(result, name in exported) for name, result in runs.items()}):
         _say(f"warning: {warning}")
     for left in refusals.grouped({name: _open_here(result) for name, result in runs.items()}):
         _say(f"not checked here: {left}")
@@ -59,7 +62,9 @@ def conclude(order: Path, found: Mapping[str, tuple[RunCheck, Facts | None]], ou
     unread = refusals.grouped(_reasons(runs, "NOT_RUN"), "is not checked", "are not checked")
     for line in unread:  # at the end, where the doctor looks for it
         _say(f"error: {line}")
-    if refused or unread:
+    for line in refusals.grouped(exported):
+        _say(f"export.runs: {line}: {REMEDY}; nothing was trained.")
+    if refused or unread or exported:
         return 1
     exceeded = costs.over_budget(total, added_up.budget.gpu_hours, added_up.budget.disk)
     for key, problem in exceeded.items():
@@ -69,6 +74,16 @@ def conclude(order: Path, found: Mapping[str, tuple[RunCheck, Facts | None]], ou
     write(out, Preflight(runs=runs, identities=asked.identities))
     print(f"{len(runs)} runs are accepted by Bridge")
     return 0
+
+
+def unlike_its_config(found: str) -> str:
+    return f"Megatron-Bridge can't write the trained model as its config says: {found}"
+
+
+def _warnings(result: RunCheck, exported: bool) -> Sequence[str]:
+    unlike = (unlike_its_config(result.export),) if result.export and not exported else ()
+    unknown = f"whether it can be exported is not known: {result.export_unknown}"
+    return (*result.warnings, *unlike, *((unknown,) if result.export_unknown else ()))
 
 
 def conclude_in_image(order: Path, digest: str, report: PreflightInImage, out: Path) -> int:

@@ -7,8 +7,7 @@ from pathlib import Path
 from megaboa import commands
 from megaboa.bridge import handover, process
 from megaboa.bridge.quiet import quietly
-from megaboa.paths import ExperimentFolder
-from megaboa.records import CostsSpec, InsideCheck, PreflightInImage, RunsSpec, read, write
+from megaboa.records import InsideCheck, PreflightInImage, RunsSpec, read, write
 
 ORDER = "the experiment's specs/runs.json, with the names of the runs"
 
@@ -26,9 +25,7 @@ def preflight(words: list[str]) -> int:
         process.prepare("cpu")
         from megaboa.bridge.preflight import check
 
-        folder = ExperimentFolder(args.order.parents[1])
-        exported = read(CostsSpec, folder.specs.costs).exports
-        found = check(folder.path, read(RunsSpec, args.order).runs, exported=exported)
+        found = check(args.order.parents[1], read(RunsSpec, args.order).runs)
     from megaboa.check import outcome
 
     return outcome.conclude(args.order, found, args.out)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from megaboa import metrics
-from megaboa.check import costs
+from megaboa.check import costs, outcome
 from megaboa.config import Experiment, LoadedExperiment
 from megaboa.config.models.outputs import Along, Figure
 from megaboa.config.models.resources import Budget
@@ -23,7 +23,8 @@ from megaboa.plan.choices import Choice, Place, Problems, TreePath, bad_names, c
 from megaboa.plan.one_run import RunPlanner
 from megaboa.plan.parents import Parents, listed, planned_steps, saved_for_other_layouts, split
 from megaboa.plan.plan import Plan, Run
-from megaboa.records import AgreementSpec, Tree
+from megaboa.plan.run_facts import known_check
+from megaboa.records import AgreementSpec, Preflight, Tree, read_if_there
 
 MAX_RUNS = 100_000
 GATHERED = (
@@ -71,7 +72,8 @@ class _Planner:
         names = [choice.name for choice in choices if choice.name not in left_out and choice.reference is None]
         asked = Asked(self.base, self.problems, left_out)
         exports = asked.exports(names)
-        asked.check_exports(runs, exports)
+        folder = ExperimentFolder(Path(self.results, self.base.experiment))
+        asked.check_exports(runs, exports, read_if_there(Preflight, folder.preflight))
         evaluated = asked.evaluated(exports)
         for key, message in over_budget(runs, exports, self.base.budget, self.results).items():
             self.problems.add(tuple(key.split(".")), message)
@@ -260,8 +262,12 @@ class Asked:
             found.update(matched)
         return [name for name in names if name in found]
 
-    def check_exports(self, runs: list[Run], exports: list[str]) -> None:
+    def check_exports(self, runs: list[Run], exports: list[str], found: Preflight | None) -> None:
+        """`found`: by preflight, whose warning that a run can't be exported counts once it is to be."""
         for run in filter(lambda run: run.name in exports, runs):
+            if (known := known_check(run, found)) and known.export:
+                message = f"the run {run.name!r}: {outcome.unlike_its_config(known.export)}: {outcome.REMEDY}"
+                self.problems.add(("export", "runs"), message)
             if run.config.checkpoint.save_interval == 0:
                 message = f"the run {run.name!r} saves no checkpoint to export: set checkpoint.save_interval above 0"
                 self.problems.add(("export", "runs"), message)

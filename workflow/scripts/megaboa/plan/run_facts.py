@@ -19,7 +19,7 @@ from megaboa.plan import tasks
 from megaboa.plan.families import FUSED_ACTIVATION, has_qk_norm, is_wholly_rotary, with_defaults
 from megaboa.plan.plan import Run
 from megaboa.plan.quantities import Quantities
-from megaboa.records import Preflight, Tree, read_if_there
+from megaboa.records import Preflight, RunCheck, Tree, read_if_there
 from megaboa.scheduler.registry import cluster
 
 ROTARY_FIELDS = frozenset({"model.rotary_percent", "model.position_embedding_type"})
@@ -235,8 +235,12 @@ def known_facts(run: Run, folder: ExperimentFolder) -> Facts | None:
     """The run's facts; for a recipe those from preflight, or None if preflight hasn't read the run as it is."""
     if not run.run.is_recipe:
         return run.facts
-    found = read_if_there(Preflight, folder.preflight)
+    known = known_check(run, read_if_there(Preflight, folder.preflight))
+    return from_json(known.facts) if known and known.facts else None
+
+
+def known_check(run: Run, found: Preflight | None) -> RunCheck | None:
+    """Preflight's result for the run; None if preflight hasn't read the run as it is."""
     if found is None or not run.digest.startswith(found.identities.get(run.name, "never read")):
         return None
-    facts = found.runs[run.name].facts
-    return facts and from_json(facts)
+    return found.runs[run.name]

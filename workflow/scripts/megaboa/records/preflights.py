@@ -70,6 +70,7 @@ class RunCheck(Record):
     parameters: tuple[StageParameters, ...] | None = field(default=None, metadata=IF_SET)
     environment: dict[str, str] | None = field(default=None, metadata=IF_SET)  # the recipe's, for the run's ranks
     export: str | None = field(default=None, metadata=IF_SET)  # why an export would not be the config's model
+    export_unknown: str | None = field(default=None, metadata=IF_SET)  # why that could not be found out
 
 
 @dataclass(frozen=True, kw_only=True)
