@@ -25,7 +25,6 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from megaboa.bridge import convert
 from megaboa.bridge.config_facts import tokenizer_vocabulary
 from megaboa.bridge.process import playing
-from megaboa.bridge.source import read_config, saved_tensors
 from megaboa.bridge.tensor_checks import kinds, same_kinds
 from megaboa.conversion import WHOLE
 from megaboa.records import Check, ModelSource, StageParameters
@@ -71,7 +70,7 @@ def export(config: ConfigContainer, source: ModelSource, device: str) -> Check:
         written = {id(task.param_weight) for task in tasks}
         named = ((name, one) for chunk in built for name, one in chunk.named_parameters() if id(one) not in written)
         found |= {name.removeprefix("module."): one for name, one in named}
-    expected = saved_tensors(read_config(source.path, source.name))
+    expected = dict(bridge.hf_pretrained.state.items())
     if device == "cuda" and any(SINGLE_EXPERTS in name for name in found):
         # On GPUs one module holds all experts of a layer. Bridge may have mappings for it, and none for single experts.
         expected, found = ({n: one for n, one in some.items() if ".experts." not in n} for some in (expected, found))

@@ -73,7 +73,7 @@ class _Planner:
         asked = Asked(self.base, self.problems, left_out)
         exports = asked.exports(names)
         folder = ExperimentFolder(Path(self.results, self.base.experiment))
-        asked.check_exports(runs, exports, read_if_there(Preflight, folder.preflight))
+        asked.check_exports(runs, exports, read_if_there(Preflight, folder.preflight) if exports else None)
         evaluated = asked.evaluated(exports)
         for key, message in over_budget(runs, exports, self.base.budget, self.results).items():
             self.problems.add(tuple(key.split(".")), message)

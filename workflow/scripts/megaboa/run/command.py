@@ -88,25 +88,24 @@ def rank_environment(
     if target:  # prefix for dumps of what ranks waited for, written by them or, at a time-out, by NCCL
         own |= dict.fromkeys(FLIGHT_RECORDER if run.device == "cuda" else FLIGHT_RECORDER[:1], target.flight)
         preset["TORCH_FR_BUFFER_SIZE"] = FLIGHT_CALLS
+    if run.device == "cuda" or start.network:
+        preset |= networks.environment(start.network)
     if run.device == "cuda":
         overrides = {**run.overrides, **folder.launch.overrides}
         built = _built(folder, overrides)
-        preset[networks.CONNECTIONS] = networks.connections(
+        recipe = (folder.preflight.environment or {}) if folder.preflight else {}
+        connections = networks.connections(
             run.parallel,
             expert_overlap=bool(built["kernels"].get("expert_overlap")),
             blackwell=networks.is_blackwell(folder.launch.gpu or gpu_name()),
         )
         if built["layout"].get("fsdp", "none") != "none" and os.environ.get(networks.CONNECTIONS) == "1":
             own[networks.CONNECTIONS] = networks.SEVERAL  # a site sets 1 for speed; here every rank would fail
-        recipe = (folder.preflight.environment or {}) if folder.preflight else {}
-        preset[networks.ALLOCATOR] = networks.allocator(overrides, recipe.get(networks.ALLOCATOR))
         if environment:
             preset |= compiled_kernels(folder, environment)
-    if run.device == "cuda" or start.network:
-        preset |= networks.environment(start.network)
-    if run.device == "cuda":  # Bridge sets the recipe's only after the import of Transformer Engine
-        ours = {networks.ALLOCATOR, *([networks.CONNECTIONS] if preset[networks.CONNECTIONS] else [])}
-        preset |= {name: value for name, value in recipe.items() if name not in ours}
+        preset |= recipe  # Bridge sets these only after the import of Transformer Engine
+        preset[networks.CONNECTIONS] = connections or recipe.get(networks.CONNECTIONS)
+        preset[networks.ALLOCATOR] = networks.allocator(overrides, recipe.get(networks.ALLOCATOR))
     if target and checks_network(folder, target):
         preset |= networks.NAMING
     return layered(own, preset, start.environment)
