@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from drivers import cuda_stand_in
 
 from megaboa.bridge import handover, zygote_protocol
 from megaboa.scheduler import local
@@ -323,6 +324,23 @@ def test_one_that_cannot_be_forked_says_why_and_goes_on_saying_it(script):
     refusing = [one for one in Path("/proc").glob("[0-9]*") if ours in environment_of(one)]
     assert len(refusing) == 1, "nobody starts another one"
     os.kill(int(refusing[0].name), signal.SIGKILL)
+
+
+def test_imports_are_told_of_gpus_by_another_process(tmp_path):
+    code = f"""
+import sys
+sys.path.insert(0, {str(SCRIPTS)!r})
+import torch
+from megaboa.bridge import zygote
+by_cuda = torch.cuda.is_available
+with zygote._without_opening_cuda("cuda"):
+    print(torch.cuda.is_available(), torch.cuda.device_count(), torch.cuda.get_device_capability(1))
+print(torch.cuda.is_available is by_cuda)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, **cuda_stand_in(tmp_path)}, capture_output=True, text=True
+    )
+    assert done.stdout.splitlines() == ["True 2 (9, 0)", "True"], done.stderr
 
 
 def environment_of(process: Path) -> list[bytes]:

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from nvml import stand_in
+from drivers import nvml_stand_in
 
 from megaboa.records import GpuSample, read_gpu_events
 from megaboa.store_paths import AttemptFolder
@@ -43,7 +43,7 @@ def sampling(make_lab, tmp_path_factory):
     lab = make_lab(accounting=False)
     shared = lab.root / "sampling"
     shared.mkdir(mode=0o777)
-    library = stand_in(shared)
+    library = nvml_stand_in(shared)
 
     def start(name, seconds):
         attempt = shared / name

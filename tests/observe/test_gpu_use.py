@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from drivers import nvml_stand_in
 from fake_runs import START, FakeExperiment
-from nvml import stand_in
 from sampled import assert_sampled
 
 from megaboa.doctor import passed
@@ -198,7 +198,7 @@ def test_from_the_driver_to_the_report(run, tmp_path):
     """A rehearsal of tests/e2e/gpus/test_gpu_samples.py, with a library that stands for the driver's: a rank starts the
     sampler, and writes steps instead of training."""
     code = RANK.format(scripts=str(SCRIPTS), attempt=str(attempt_of(run).path))
-    environment = {**os.environ, **stand_in(tmp_path), "LOCAL_RANK": "0", "NVML_HOT": "1"}
+    environment = {**os.environ, **nvml_stand_in(tmp_path), "LOCAL_RANK": "0", "NVML_HOT": "1"}
     environment.pop("CUDA_VISIBLE_DEVICES", None)
     subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=60)
     found = trained(run)

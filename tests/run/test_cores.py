@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from nvml import stand_in
+from drivers import nvml_stand_in
 
 from megaboa.run import cores
 
@@ -68,7 +68,7 @@ def test_a_task_that_may_run_on_others_than_its_jobs_binds_nobody(monkeypatch):
     [({}, [[0, 2, 4, 6], [1, 3, 5, 7]]), ({"CUDA_VISIBLE_DEVICES": "1,0"}, [[1, 3, 5, 7], [0, 2, 4, 6]])],
 )
 def test_what_the_driver_says_is_near(tmp_path, shown, near):
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **stand_in(tmp_path), **shown}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **nvml_stand_in(tmp_path), **shown}
     done = subprocess.run([sys.executable, "-m", "megaboa.run.cores"], env=environment, stdout=-1, check=True)
     assert json.loads(done.stdout) == near
 

@@ -12,7 +12,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from nvml import stand_in
+from drivers import nvml_stand_in
 
 from megaboa.records import GpuSample, GpusFound, NotSampled, line, read_gpu_events
 from megaboa.run import gpu_sampler
@@ -24,7 +24,7 @@ WAIT = 120
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
-    return stand_in(tmp_path_factory.mktemp("driver"))
+    return nvml_stand_in(tmp_path_factory.mktemp("driver"))
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from nvml import stand_in
+from drivers import nvml_stand_in
 
 from megaboa.run import gpu_watch
 from megaboa.run.gpu_watch import Watched
@@ -24,7 +24,7 @@ print(json.dumps([[dataclasses.asdict(gpu) for gpu in found], gpu_watch.problems
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
-    return stand_in(tmp_path_factory.mktemp("driver"))
+    return nvml_stand_in(tmp_path_factory.mktemp("driver"))
 
 
 def look(**environment):

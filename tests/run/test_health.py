@@ -22,8 +22,8 @@ SCRIPT = Path(health.__file__).parents[2] / "check_node.py"
 FIELDS = [*gpus.FIELDS, *gpus.OPTIONAL_FIELDS]
 # Two H200 as driver 580.159.04 shows them.
 H200 = """\
-0, GPU-09e6f601-e14b-ad55-9d71-050fb2ff2479, NVIDIA H200, 00000000:00:06.0, 143771, 0, 580.159.04, 9.0, 0, [N/A], No, No, None
-1, GPU-27601621-658f-4cb4-b29f-8a49eb98abd8, NVIDIA H200, 00000000:00:07.0, 143771, 0, 580.159.04, 9.0, 0, [N/A], No, No, None
+0, GPU-09e6f601-e14b-ad55-9d71-050fb2ff2479, NVIDIA H200, 00000000:00:06.0, 143771, 0, 580.159.04, 0, [N/A], No, No, None
+1, GPU-27601621-658f-4cb4-b29f-8a49eb98abd8, NVIDIA H200, 00000000:00:07.0, 143771, 0, 580.159.04, 0, [N/A], No, No, None
 """  # noqa: E501
 
 
@@ -43,7 +43,7 @@ def test_only_the_standard_library_is_needed():
 
 def test_nvidia_smis_answer_is_read_and_what_it_does_not_know_is_none():
     first, second = gpus.parse(H200, FIELDS)
-    assert first["name"] == "NVIDIA H200" and first["memory.total"] == "143771" and first["compute_cap"] == "9.0"
+    assert first["name"] == "NVIDIA H200" and first["memory.total"] == "143771"
     assert first["retired_pages.pending"] is None and first["gpu_recovery_action"] == "None"
     assert second["index"] == "1" and second["pci.bus_id"] == "00000000:00:07.0"
     assert gpus.parse("0, [Not Supported], N/A, \n", ["a", "b", "c", "d"]) == [
@@ -195,7 +195,7 @@ def test_a_job_on_parts_of_a_gpu_has_them(smi, monkeypatch):
 
 def test_an_older_driver_is_asked_without_the_fields_it_does_not_know(smi):
     smi(
-        "0, GPU-1, NVIDIA A100-SXM4-80GB, 00000000:07:00.0, 81920, 4, 525.60.13, 8.0, 0, [N/A]\n",
+        "0, GPU-1, NVIDIA A100-SXM4-80GB, 00000000:07:00.0, 81920, 4, 525.60.13, 0, [N/A]\n",
         unknown=["remapped_rows.pending", "remapped_rows.failure", "gpu_recovery_action"],
     )
     complete, result = ask_driver(1, 80)
@@ -481,20 +481,3 @@ def test_a_single_wrong_number_in_the_product_is_seen(wrong, monkeypatch):
 
     monkeypatch.setattr(torch.Tensor, "__matmul__", product)
     assert health_rank.multiply(torch.device("cpu"), 128)["wrong"] == (2 if wrong else 0)
-
-
-@pytest.mark.parametrize(
-    ("said", "chosen", "expected"),
-    [
-        ("9.0", None, [(9, 0)]),
-        ("9.0", "0", [(9, 0)]),
-        ("9.0", "7", []),  # no GPU is shown
-        ("[N/A]", None, None),
-        ("", None, None),  # no driver
-    ],
-)
-def test_the_capability_of_gpus_by_their_driver(fake_command, said, chosen, expected):
-    values = {"index": "0", "uuid": "GPU-1", "compute_cap": said}
-    line = ", ".join(values.get(field, "[N/A]") for field in (*gpus.FIELDS, *gpus.OPTIONAL_FIELDS))
-    fake_command("nvidia-smi", f"echo '{line}'" if said else "exit 9")
-    assert gpus.capabilities(chosen) == expected

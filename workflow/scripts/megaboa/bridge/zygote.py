@@ -30,7 +30,7 @@ from pathlib import Path
 
 from megaboa.bridge import process
 from megaboa.bridge import zygote_protocol as protocol
-from megaboa.run import gpus
+from megaboa.run import cuda_driver
 from megaboa.scheduler.local import KEEPER, die_with_parent
 
 IDLE_SECONDS = 30.0
@@ -244,12 +244,12 @@ def _threads() -> list[str]:
 
 @contextlib.contextmanager
 def _without_opening_cuda(device: str) -> Iterator[None]:
-    """Answer torch.cuda's questions about GPUs from nvidia-smi during imports.
+    """Answer torch.cuda's questions about GPUs during imports, from what another process was told.
 
     Megatron and ModelOpt ask for GPUs and their capability when they are imported. PyTorch would ask CUDA or NVML,
     which both start a driver thread.
     """
-    known = gpus.capabilities(os.environ.get("CUDA_VISIBLE_DEVICES")) if device == "cuda" else None
+    known = cuda_driver.capabilities() if device == "cuda" else None
     if not known:
         yield
         return

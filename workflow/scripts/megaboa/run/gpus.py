@@ -23,7 +23,6 @@ FIELDS = ("index", "uuid", "name", "pci.bus_id", "memory.total", "memory.used")
 # Fields that depend on driver and GPU: nvidia-smi refuses a whole query because of a single unknown field.
 OPTIONAL_FIELDS = (
     "driver_version",
-    "compute_cap",
     "ecc.errors.uncorrected.volatile.total",
     "retired_pages.pending",
     "remapped_rows.pending",
@@ -65,15 +64,6 @@ def _of_first(field: str) -> str | None:
     try:
         return query()[0].get(field)
     except (OSError, ValueError, IndexError, subprocess.SubprocessError):
-        return None
-
-
-def capabilities(chosen: str | None) -> list[tuple[int, int]] | None:
-    """Compute capabilities of the GPUs that CUDA shows, without opening CUDA; None if nvidia-smi fails."""
-    try:
-        found = [(gpu["compute_cap"] or "").partition(".") for gpu in visible(query(), chosen)]
-        return [(int(major), int(minor)) for major, _, minor in found]
-    except (OSError, ValueError, KeyError, subprocess.SubprocessError):
         return None
 
 
