@@ -207,7 +207,8 @@ def of_experiment(data: str, *files: str | Path) -> Iterator[Row]:
     """Rows of an experiment's runs; further files are overlays. The facts come from its plan."""
     plan = make_plan(load([EXPERIMENTS / file for file in files]))
     for one in _csv(f"{data}.csv"):
-        seconds, gib = float(one["milliseconds"]) / 1000, float(one["gib"]) if one["gib"] else None
+        seconds = float(one["milliseconds"]) / 1000 if one["milliseconds"] else None
+        gib = float(one["gib"]) if one["gib"] else None
         run = plan[one["name"]]
         held_back = not one.get("used_for")
         yield Row(data, run.name, held_back, run.facts, seconds, gib, one["group"], model=run.run.model["name"])
@@ -287,7 +288,7 @@ def ours() -> list[Row]:
     scaling = [one for data in ("h200-scaling", "h200-scaling-4") for one in of_experiment(data, "scaling-8xh200.yaml")]
     tuned = of_experiment("h200-tune", "llama3-8b-2xh200.yaml", HERE / "h200-tune.yaml")
     experts = of_experiment("h200-experts", "moe-2xh200.yaml")
-    slices = of_experiment("h200-slices", "slices-1xh200.yaml")
+    slices = [one for data in ("h200-slices", "h200-one-kernel") for one in of_experiment(data, "slices-1xh200.yaml")]
     gpt2 = [one for data in ("h200-gpt2-large", "h200-tune-gpt2") for one in gpt2_large(data)]
     return [*gpt2, *llama, *blind, *four, *scaling, *tuned, *experts, *slices]
 

@@ -211,6 +211,60 @@ def test_the_optimizer_copies_gradients_of_16_bits_and_casts_weights_of_8(name):
     assert memory.peak(given).tensors / GIB == pytest.approx(measured, rel=BAR)
 
 
+GRAPHED = Kernels(
+    graphs="transformer_engine",
+    graph_modules=("attn", "moe_router", "moe_preprocess"),
+    fp32_gradients=False,
+    loss_kernel="te",
+)
+
+
+def test_while_graphs_are_recorded_the_optimizers_copies_are_still_there():
+    """A snapshot of six layers of Qwen3-30B-A3B has 25.3 GiB on top of the states: fp32 gradients, what the recorded
+    parts keep, two inputs for each layer, and the backward pass of one."""
+    model = Model(
+        layers=6, hidden=2048, ffn=6144, heads=32, kv_groups=4, head_dim=128, vocab_rows=151936, tied=False,
+        experts=128, topk=8, moe_ffn=768, qk_norm=True,
+    )  # fmt: skip
+    training = dataclasses.replace(TRAINING, mbs=4)
+    graphed = Facts(Layout(1), model, training, GRAPHED)
+    plain = memory.peak(dataclasses.replace(graphed, kernels=dataclasses.replace(GRAPHED, graphs="none")))
+    found = memory.peak(graphed)
+    added = found.gradients - plain.gradients + found.activations + found.logits
+    assert added / GIB == pytest.approx(25.25, rel=BAR)
+    assert found.tensors > plain.tensors and plain.graphs == 0
+
+    few = dataclasses.replace(training, mbs=1)  # the states are the peak with and without graphs
+    alone = dataclasses.replace(GRAPHED, graph_modules=("attn",))
+    assert (
+        memory.peak(Facts(Layout(1), model, few, alone)).tensors
+        < memory.peak(Facts(Layout(1), model, few, GRAPHED)).tensors
+    ), "tokens sent to experts are kept by the graph of their preparation alone"
+
+
+def test_graphs_keep_their_memory_from_the_ordinary_steps():
+    """It counts towards what has to fit, but PyTorch counts no tensors there."""
+    kernels = dataclasses.replace(GRAPHED, graph_modules=(), fp32_gradients=True)
+    dense = dataclasses.replace(LLAMA_8B, layers=8)
+    training = dataclasses.replace(TRAINING, mbs=4)
+    plain = memory.peak(Facts(Layout(2), dense, training, dataclasses.replace(kernels, graphs="none")))
+    found = memory.peak(Facts(Layout(2), dense, training, kernels))
+    assert found.tensors == plain.tensors
+    inputs = 8 * (4 * 4096 * 4096 * 2 + 4 * 4096 * 4096)  # each layer's, and its mask
+    assert found.total - plain.total == found.graphs > inputs
+
+
+def test_a_mask_of_attention_is_kept_for_each_graph():
+    long = dataclasses.replace(TRAINING, seq_length=32768)
+    one, two = (
+        activations.graph_inputs_bytes(
+            Facts(Layout(1), LLAMA_8B, long, dataclasses.replace(GRAPHED, graph_modules=part))
+        )
+        for part in (("mlp",), ("attn",))
+    )
+    assert two - one == 32768**2
+
+
 def test_frozen_weights_in_8_bits_are_not_cast():
     training = dataclasses.replace(
         TRAINING, precision=CURRENT, task="lora", adapter_rank=8, adapter_targets=("linear_qkv",)

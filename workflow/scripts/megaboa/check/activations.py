@@ -136,19 +136,77 @@ def mlp_bytes(f: Facts, layer: int = 0) -> float:
 
 def moe_bytes(f: Facts, layer: int = 0) -> float:
     """The second half of a sparse layer: routing, tokens sent to experts, experts, the shared expert."""
-    model, width = f.model, _width(f)
-    tokens, hidden = _tokens(f) / _shared(f), model.hidden or 0
-    entry = hidden * (width + (model.dropout > 0))
+    entry, shared = _entry_bytes(f), _shared_expert_bytes(f, layer)
     if _drops("moe", f):
-        return tokens * entry
-    low = _low(f, layer)
-    norm = hidden * _kept("layernorm", f, width)
-    routing = 9 * (model.experts or 0)  # scores in fp32, probabilities, a mask
-    sent = (model.topk or 1) * f.layout.expert_tp * unevenness(f)
-    middle = _feed_forward(f, model.moe_ffn or 0, low, routed=True) / f.layout.expert_tp
-    routed = sent * (hidden * low + middle)
-    shared = 0 if _drops("shared_experts", f) else _feed_forward(f, model.shared_ffn or 0, low)
-    return tokens * (entry + norm + routing + routed) + _tokens(f) * shared / f.layout.tp
+        return entry
+    middle = _sent(f) * _feed_forward(f, f.model.moe_ffn or 0, _low(f, layer), routed=True) / f.layout.expert_tp
+    return entry + _routing_bytes(f) + _sent_bytes(f, layer) + middle + shared
+
+
+def _entry_bytes(f: Facts) -> float:
+    return _tokens(f) / _shared(f) * (f.model.hidden or 0) * (_width(f) + (f.model.dropout > 0))
+
+
+def _routing_bytes(f: Facts) -> float:
+    """The norm, scores in fp32, probabilities, a mask."""
+    norm = (f.model.hidden or 0) * _kept("layernorm", f, _width(f))
+    return _tokens(f) / _shared(f) * (norm + 9 * (f.model.experts or 0))
+
+
+def _sent(f: Facts) -> float:
+    """Number of tokens that a rank's experts get: each token counts once for each of its experts."""
+    return _tokens(f) / _shared(f) * (f.model.topk or 1) * f.layout.expert_tp * unevenness(f)
+
+
+def _sent_bytes(f: Facts, layer: int) -> float:
+    return _sent(f) * (f.model.hidden or 0) * _low(f, layer)
+
+
+def _shared_expert_bytes(f: Facts, layer: int) -> float:
+    if _drops("shared_experts", f):
+        return 0.0
+    return _tokens(f) * _feed_forward(f, f.model.shared_ffn or 0, _low(f, layer)) / f.layout.tp
+
+
+def graphed_bytes(f: Facts, layer: int) -> float:
+    """Bytes kept by the parts of a layer that Transformer Engine's graphs record; without names they are all."""
+    parts, sparse = f.kernels.graph_modules, is_sparse(f.model, layer)
+    kept = attention_bytes(f, layer) if not parts or "attn" in parts else 0.0
+    if not parts or ("moe" if sparse else "mlp") in parts:
+        return kept + (moe_bytes(f, layer) if sparse else mlp_bytes(f, layer))
+    if not sparse or "moe_router" not in parts:
+        return kept
+    # The shared expert is computed by the router's graph (megatron-core, moe_layer.py, forward).
+    kept += _entry_bytes(f) + _routing_bytes(f) + _shared_expert_bytes(f, layer)
+    return kept + (_sent_bytes(f, layer) if "moe_preprocess" in parts else 0.0)
+
+
+def graph_inputs_bytes(f: Facts) -> float:
+    """Bytes of a layer's input, and of attention's mask, that a graph keeps a copy of (megatron-core,
+    transformer_layer.py, get_layer_static_inputs)."""
+    parts, length = f.kernels.graph_modules, f.training.seq_length or 0
+    return _input_bytes(f) + (_tokens(f) * length if not parts or "attn" in parts else 0.0)
+
+
+def recording_bytes(f: Facts, stage: Stage) -> float:
+    """Bytes for the backward pass of the layer whose graph is recorded: gradients of what it returns, of queries, keys
+    and values, and cuDNN's workspace for these (fp32 gradients of queries; of shared keys and values, one for each
+    head)."""
+    model, parts, width = f.model, f.kernels.graph_modules, _width(f)
+    sparse = any(is_sparse(model, layer) for layer in stage.layers)
+    returned = _input_bytes(f)
+    if sparse and "moe_preprocess" in parts:
+        returned += max(_sent_bytes(f, layer) for layer in stage.layers)
+    if parts and "attn" not in parts:
+        return returned
+    heads = model.heads or 0
+    if model.latent:
+        query = (model.qk_head_dim or 0) + (model.qk_position_dim or 0)
+        return returned + _tokens(f) * heads / f.layout.tp * (width * (2 * query + (model.v_head_dim or 0)) + 4 * query)
+    groups = max(model.kv_groups or heads, f.layout.tp)
+    repeated = 2 * heads if groups < heads else 0
+    each = width * (heads + 2 * groups + repeated) + 4 * heads
+    return returned + _tokens(f) * (model.head_dim or 0) * each / f.layout.tp
 
 
 def _feed_forward(f: Facts, ffn: int, low: float, routed: bool = False) -> float:

@@ -37,16 +37,17 @@ class Breakdown:
     activations: float
     logits: float  # or the gradients inside a layer, if these are larger
     workspace: float = WORKSPACE
+    graphs: float = 0.0  # kept by graphs for their own use, where PyTorch counts no tensors
 
     @property
     def tensors(self) -> float:
         """The equivalent of `torch.cuda.max_memory_allocated`."""
-        return sum(getattr(self, one.name) for one in fields(self) if one.name != "stage")
+        return sum(getattr(self, one.name) for one in fields(self) if one.name not in ("stage", "graphs"))
 
     @property
     def total(self) -> float:
         """Including CUDA, NCCL and PyTorch's fragmentation."""
-        return self.tensors * (1 + FRAGMENTATION) + CONTEXT
+        return self.tensors * (1 + FRAGMENTATION) + self.graphs + CONTEXT
 
     def gib(self) -> dict[str, float]:
         parts = {one.name: getattr(self, one.name) / GIB for one in fields(self) if one.name != "stage"}
@@ -69,7 +70,7 @@ def is_known(f: Facts) -> bool:
 
 def peak(f: Facts) -> Breakdown:
     """The breakdown of the stage that needs most."""
-    return max(every_stage(f), key=lambda one: one.tensors)
+    return max(every_stage(f), key=lambda one: one.total)
 
 
 def every_stage(f: Facts) -> list[Breakdown]:
@@ -86,9 +87,12 @@ def _stage(f: Facts, stage: Stage) -> Breakdown:
     weights, *states = states
     weights += _quantized_copies(f, stage, held)
     plain = Breakdown(stage.number, weights, *states, kept, max(logits, inside), workspace)
-    if f.layout.fsdp != "megatron":
-        return max(plain, _optimizer_step(f, stage, held, plain), key=lambda one: one.tensors)
-    return max(_moments_of_fsdp(f, stage, held, plain, inside), key=lambda one: one.tensors)
+    if f.layout.fsdp == "megatron":
+        return max(_moments_of_fsdp(f, stage, held, plain, inside), key=lambda one: one.tensors)
+    moments = [plain, _optimizer_step(f, stage, held, plain)]
+    if f.kernels.graphs == "transformer_engine":
+        moments = _with_graphs(f, stage, *moments)
+    return max(moments, key=lambda one: one.total)
 
 
 def _quantized_copies(f: Facts, stage: Stage, held: Parameters) -> float:
@@ -166,6 +170,21 @@ def _optimizer_step(f: Facts, stage: Stage, held: Parameters, before: Breakdown)
         cast = 2 * _share_by_current_scaling(f, stage) * in_layers
     weights, gradients = before.weights + cast, before.gradients + copied
     return replace(before, weights=weights, gradients=gradients, activations=0.0, logits=0.0)
+
+
+def _with_graphs(f: Facts, stage: Stage, plain: Breakdown, optimizer_step: Breakdown) -> list[Breakdown]:
+    """The breakdowns of steps whose layers are replayed in part, and the one while their graphs are recorded.
+
+    They are recorded after an optimizer's step, whose copies of gradients are still there (seen in a memory snapshot
+    of an H200: docs/explanation/memory.md). From then on their pool keeps all that was needed to record.
+    """
+    at_once = in_flight(f, stage.number)
+    inputs = activations.graph_inputs_bytes(f) * len(stage.layers) * at_once
+    recorded = sum(activations.graphed_bytes(f, layer) for layer in stage.layers) * at_once
+    inside = activations.recording_bytes(f, stage)
+    recording = replace(optimizer_step, weights=plain.weights, activations=recorded + inputs, logits=inside)
+    step = replace(optimizer_step, graphs=recorded + inputs + inside)
+    return [replace(plain, graphs=inputs + inside), step, recording]
 
 
 @dataclass(frozen=True)
