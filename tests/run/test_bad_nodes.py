@@ -13,7 +13,7 @@ from megaboa.config.models.resources import Launch, Recovery
 from megaboa.image.runtimes import NO_CONTAINER
 from megaboa.paths import RunFolder
 from megaboa.records import LEDGER, events
-from megaboa.run import bad_nodes, supervisor
+from megaboa.run import bad_nodes, claims, supervisor
 from megaboa.run.call import Call, Interrupted, Requeued, TrainingFailed
 from megaboa.run.failures import Failure
 from megaboa.run.lives import Signals
@@ -79,6 +79,25 @@ def test_after_exclude_hours_only_the_users_nodes_are_left(call):
     with pytest.raises(Requeued):
         bad_nodes.leave(call, "time limit")
     assert call.told() == ["requeue 17", "update JobId=17 ExcNodeList=n7"]
+
+
+def test_a_supervisor_whose_run_another_has_claimed_puts_no_job_back(call):
+    """It may live on after the scheduler lost its host; the job is the next holder's by then."""
+    with (
+        claims.held(call.payload.claims, claims.myself(None)),
+        pytest.raises(Interrupted, match="another process has claimed the run"),
+    ):
+        bad_nodes.leave(call, "node failure")
+    assert call.told() == []
+
+
+def test_a_job_that_is_given_the_same_node_again_and_again_trains_on_it(call):
+    """Else it would wait for ever in a partition that has no other."""
+    for _ in range(bad_nodes.LONGEST_SEARCH):
+        with pytest.raises(Requeued, match=r"n2 failed recently"):
+            bad_nodes.leave_avoided_nodes(call)
+    bad_nodes.leave_avoided_nodes(call)
+    assert [entry.nodes for entry in call.entries if entry.event == "left"] == [("n2",)] * bad_nodes.LONGEST_SEARCH
 
 
 def test_a_job_that_was_cancelled_on_the_way_is_not_put_back_and_the_ledger_says_so(call):
@@ -177,6 +196,15 @@ def test_a_node_that_failed_before_is_given_to_us_again_and_waits(spares):
     """n2, as the ledger says; without the spare the job would go back into the queue."""
     bad_nodes.leave_avoided_nodes(spares)
     assert (spares.site.nodes, spares.site.spares, spares.told()) == (["n1", "n3"], ["n2"], [])
+
+
+def test_a_spare_that_failed_before_is_the_last_one_taken(spares):
+    failed = {"event": "end", "attempt": 1, "outcome": "failed", "cause": "node_failure", "bad_nodes": ["n3"]}
+    failed |= {"iteration": 0, "action": "requeue", "detail": "node failure", "time": time.time()}
+    files.append_line(spares.payload.ledger, json.dumps(failed))
+    spares.site._all, spares.site.spares = ["n1", "n2", "n3", "n4"], ["n3", "n4"]
+    bad_nodes.leave_avoided_nodes(spares)
+    assert (spares.site.nodes, spares.site.spares) == (["n1", "n4"], ["n3", "n2"])
 
 
 def test_a_node_that_the_job_has_lost_is_replaced_or_the_job_goes_back(spares, monkeypatch):
