@@ -96,14 +96,16 @@ def test_errors_are_those_that_came_in_an_attempt_whatever_was_before(tmp_path):
     for attempt in (first, second):  # the driver counts on between them
         samples = [sample(at or 0.0, **({"ecc_uncorrected": said} if said else {})) for at, said in counts]
         write_samples(attempt, "n1", samples)
-    each = use_of({1: first, 2: second}).each
-    assert [one.ecc_uncorrected for one in each] == [0, 6] and each[0].nvlink_errors is None
+    found = use_of({1: first, 2: second})
+    assert [one.ecc_uncorrected for one in found.each] == [0, 6] and found.each[0].nvlink_errors is None
+    assert (found.total.ecc_uncorrected, found.total.nvlink_errors) == (6, None)
 
 
 def test_a_driver_that_was_loaded_again_counts_from_nothing(tmp_path):
     samples = [sample(0.0, nvlink_errors=(5, 5)), sample(1.0, nvlink_errors=(2, 6))]
     write_samples(AttemptFolder(tmp_path), "n1", samples)
-    assert [one.nvlink_errors for one in use_of({1: AttemptFolder(tmp_path)}).each] == [0, 1]
+    found = use_of({1: AttemptFolder(tmp_path)})
+    assert [one.nvlink_errors for one in found.each] == [0, 1] and found.total.nvlink_errors == 1
 
 
 def test_bits_are_named_and_one_that_explains_nothing_is_left_out():

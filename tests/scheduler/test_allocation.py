@@ -539,3 +539,20 @@ def test_a_task_per_rank_has_nothing_that_stands_by(scontrol, tmp_path):
     place = Allocation(JOB, launch(), "cpu", NO_CONTAINER)
     place.stand_by(["python", "rank.py"], 8, tmp_path / "01" / "standby", {})
     assert place._standby is None and not (tmp_path / "01").exists()
+
+
+def test_pyxis_has_nothing_that_stands_by(two_nodes, tmp_path):
+    """Its step would run inside the ranks' container, which has the same name."""
+    pyxis = replace(NO_CONTAINER, runtime="pyxis")
+    place = Allocation(JOB, launch(tasks="node"), "cpu", pyxis)
+    place.stand_by(["python", "rank.py"], 8, tmp_path / "01" / "standby", {})
+    assert not place.stands_by and not (tmp_path / "01").exists()
+
+
+def test_ranks_start_under_a_guard(two_nodes, tmp_path, monkeypatch):
+    """Else nobody would put the job back if the supervisor's node died with them."""
+    order = []
+    monkeypatch.setattr(two_nodes, "_keep_guarded", lambda: order.append("guard"))
+    monkeypatch.setattr(allocation, "SrunRanks", lambda *given: order.append("ranks"))
+    two_nodes.start(["python", "rank.py"], 8, tmp_path / "01", {})
+    assert order == ["guard", "ranks"]
