@@ -253,6 +253,22 @@ def test_a_validation_set_may_be_the_held_out_share_of_one_corpus_of_the_blend(p
     assert plan.runs[0].run.data["validation_sets"] == {"a": {"a": 1.0}, "far": {"c": 1.0}}
 
 
+@pytest.mark.parametrize(
+    ("data", "remedy"),
+    [
+        ("{blend: a, split: '100,0,0'}", "data.split"),
+        ("{blend_per_split: {train: a}}", "data.blend_per_split.valid"),
+    ],
+)
+def test_who_asks_for_evaluations_has_data_for_them(plan_of: PlanOf, data: str, remedy: str) -> None:
+    asked = "training: {eval_interval: 100}\n"
+    with pytest.raises(ConfigError, match=rf"training\.eval_interval: 100, .* set {remedy}, or remove"):
+        plan_of(CORPORA + asked + f"data: {data}")
+    plan_of(CORPORA + f"data: {data}")
+    plan_of(CORPORA + "training: {eval_interval: 100, eval_iters: 0}\n" + f"data: {data}")
+    plan_of(CORPORA + asked + "data: {blend: a}")
+
+
 def test_blends_are_swept(plan_of: PlanOf) -> None:
     axis = "sweep: {grid: {data.blend: [a, {a: 1, b: 3}]}}"
     assert names(plan_of(CORPORA + axis)) == ["data-a", "data-a1-b3"]

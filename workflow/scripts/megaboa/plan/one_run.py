@@ -249,9 +249,17 @@ class RunPlanner:
         for name, blend in sets.items():
             if message := blends.set_problem(data, blend):
                 self.problems.add(("data", "validation_sets", name), message, choice.name)
-        main = config.data.blend is None or float(config.data.split.split(",")[1]) > 0
-        if sets and not (main and "valid" in blends.split_blends(data)):
-            key = "data.split" if config.data.blend else "data.blend_per_split.valid"
+        shares_out = config.data.blend is None or float(config.data.split.split(",")[1]) > 0
+        has_main = shares_out and "valid" in blends.split_blends(data)
+        key = "data.split" if config.data.blend else "data.blend_per_split.valid"
+        interval = config.training.eval_interval
+        has_blend = config.data.blend or config.data.blend_per_split  # examples for vision have none
+        if interval and config.training.eval_iters and has_blend and not (sets or has_main):
+            message = (
+                f"{interval}, and no data are held out for validation: set {key}, or remove training.eval_interval"
+            )
+            self.problems.add(self.problems.place_of(("training", "eval_interval"), choice), message, choice.name)
+        if sets and not has_main:
             message = f"are evaluated together with the main one, and there is none: set {key}"
             self.problems.add(("data", "validation_sets"), message, choice.name)
         if sets and config.training.eval_iters == 0:
