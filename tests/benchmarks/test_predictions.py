@@ -25,7 +25,7 @@ BOUNDS = {
     "h200-tune": (8, 25, 89, 3, 10),
     "h200-experts": (8, 25, None, None, None),
     "h200-slices": (39, 47, 92, 3, 10),
-    "h200-one-kernel": (11, 25, 92, 3, 10),
+    "h200-one-kernel": (11, 34, 92, 3, 10),
     "bridge-h100": (30, 112, None, None, None),
 }
 

@@ -334,13 +334,16 @@ import torch
 from megaboa.bridge import zygote
 by_cuda = torch.cuda.is_available
 with zygote._without_opening_cuda("cuda"):
-    print(torch.cuda.is_available(), torch.cuda.device_count(), torch.cuda.get_device_capability(1))
+    print(torch.cuda.is_available(), torch.cuda.device_count())
+    print(*(torch.cuda.get_device_capability(device) for device in (None, 1, "cuda:1", torch.device("cuda"))))
 print(torch.cuda.is_available is by_cuda)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, **cuda_stand_in(tmp_path)}, capture_output=True, text=True
-    )
-    assert done.stdout.splitlines() == ["True 2 (9, 0)", "True"], done.stderr
+    callers = tmp_path / "callers"
+    environment = {**os.environ, **cuda_stand_in(tmp_path), "CUDA_CALLERS": str(callers)}
+    asks = subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True)
+    assert asks.communicate()[0].splitlines() == ["True 2", "(9, 0) (8, 0) (8, 0) (9, 0)", "True"]
+    (caller,) = callers.read_text().split()
+    assert int(caller) != asks.pid
 
 
 def environment_of(process: Path) -> list[bytes]:

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 from gpt2_large import LAST_STAGE, MEASURED, facts
 
-from megaboa.check import activations, memory
+from megaboa.check import activations, graph_memory, memory
 from megaboa.check.facts import Facts, Kernels, Model, Training
 from megaboa.check.memory import GIB
 from megaboa.check.stages import stages
@@ -219,50 +219,111 @@ GRAPHED = Kernels(
 )
 
 
+QWEN_6_LAYERS = Model(
+    layers=6, hidden=2048, ffn=6144, heads=32, kv_groups=4, head_dim=128, vocab_rows=151936, tied=False, experts=128,
+    topk=8, moe_ffn=768, qk_norm=True,
+)  # fmt: skip
+
+
+def graphed(model, *parts, training=TRAINING, kernels=GRAPHED, **layout):
+    """What graphs of these parts of layers take on the last stage."""
+    kernels = dataclasses.replace(kernels, graph_modules=parts)
+    f = Facts(Layout(**{"world_size": 1, **layout}), model, training, kernels)
+    return graph_memory.of_stage(f, stages(f)[-1])
+
+
 def test_while_graphs_are_recorded_the_optimizers_copies_are_still_there():
-    """A snapshot of six layers of Qwen3-30B-A3B has 25.3 GiB on top of the states: fp32 gradients, what the recorded
-    parts keep, two inputs for each layer, and the backward pass of one."""
-    model = Model(
-        layers=6, hidden=2048, ffn=6144, heads=32, kv_groups=4, head_dim=128, vocab_rows=151936, tied=False,
-        experts=128, topk=8, moe_ffn=768, qk_norm=True,
-    )  # fmt: skip
+    """A snapshot of six layers of Qwen3-30B-A3B, part by part: 25.25 GiB in addition to the states."""
     training = dataclasses.replace(TRAINING, mbs=4)
-    graphed = Facts(Layout(1), model, training, GRAPHED)
-    plain = memory.peak(dataclasses.replace(graphed, kernels=dataclasses.replace(GRAPHED, graphs="none")))
-    found = memory.peak(graphed)
-    added = found.gradients - plain.gradients + found.activations + found.logits
-    assert added / GIB == pytest.approx(25.25, rel=BAR)
-    assert found.tensors > plain.tensors and plain.graphs == 0
+    f = Facts(Layout(1), QWEN_6_LAYERS, training, GRAPHED)
+    plain, found = (
+        memory.peak(dataclasses.replace(f, kernels=dataclasses.replace(GRAPHED, graphs="none"))),
+        memory.peak(f),
+    )
+    copies = found.gradients - plain.gradients
+    graphs = graph_memory.of_stage(f, stages(f)[0])
+    assert copies / GIB == pytest.approx(16.25, rel=0.001)
+    assert graphs.kept / GIB == pytest.approx(3.00 + 3.89 + 0.38, rel=0.03)  # tokens for experts, the rest, inputs
+    assert graphs.masks / GIB == pytest.approx(0.38, rel=BAR)
+    assert graphs.working / GIB == pytest.approx(0.57 + 0.78, rel=0.08)
+    assert (copies + found.activations + found.logits) / GIB == pytest.approx(25.25, rel=BAR)
 
-    few = dataclasses.replace(training, mbs=1)  # the states are the peak with and without graphs
-    alone = dataclasses.replace(GRAPHED, graph_modules=("attn",))
-    assert (
-        memory.peak(Facts(Layout(1), model, few, alone)).tensors
-        < memory.peak(Facts(Layout(1), model, few, GRAPHED)).tensors
-    ), "tokens sent to experts are kept by the graph of their preparation alone"
+
+def test_what_is_kept_by_graphs_depends_on_their_parts():
+    token = 4096 * 2048 * 2  # bytes of a tensor of all tokens
+    attention, router, sorting = (
+        graphed(QWEN_6_LAYERS, *parts).kept / 6 / token
+        for parts in (("attn",), ("attn", "moe_router"), ("attn", "moe_router", "moe_preprocess"))
+    )
+    assert sorting - router == pytest.approx(8), "each token for each of its experts"
+    assert router - attention == pytest.approx(1 + 9 * 128 / 2048 / 2), (
+        "norm, and routing; the residual is returned anyway"
+    )
+    others = dataclasses.replace(GRAPHED, dispatcher="flex")
+    assert graphed(QWEN_6_LAYERS, *GRAPHED.graph_modules, kernels=others).kept / 6 / token == pytest.approx(router + 1)
 
 
-def test_graphs_keep_their_memory_from_the_ordinary_steps():
-    """It counts towards what has to fit, but PyTorch counts no tensors there."""
-    kernels = dataclasses.replace(GRAPHED, graph_modules=(), fp32_gradients=True)
-    dense = dataclasses.replace(LLAMA_8B, layers=8)
-    training = dataclasses.replace(TRAINING, mbs=4)
-    plain = memory.peak(Facts(Layout(2), dense, training, dataclasses.replace(kernels, graphs="none")))
-    found = memory.peak(Facts(Layout(2), dense, training, kernels))
-    assert found.tensors == plain.tensors
-    inputs = 8 * (4 * 4096 * 4096 * 2 + 4 * 4096 * 4096)  # each layer's, and its mask
-    assert found.total - plain.total == found.graphs > inputs
+@pytest.mark.parametrize(
+    ("layout", "precision"),
+    [({"world_size": 8, "ep": 8}, "bf16_mixed"), ({}, "bf16_with_fp8_current_scaling_mixed")],
+)
+def test_tokens_are_sorted_in_16_bits_on_the_rank_that_sends_them(layout, precision):
+    training = dataclasses.replace(TRAINING, precision=precision)
+    parts = ("moe_router", "moe_preprocess")
+    with_tokens, without = (
+        graphed(QWEN_6_LAYERS, *some, training=training, **layout).kept for some in (parts, parts[:1])
+    )
+    assert with_tokens - without == 6 * 8 * 4096 * 2048 * 2
+
+
+def test_a_shared_expert_is_in_the_routers_graph_unless_it_overlaps_the_dispatcher():
+    model = dataclasses.replace(QWEN_6_LAYERS, shared_ffn=2816)
+    overlapped = dataclasses.replace(GRAPHED, shared_expert_overlap=True)
+    alone, inside = (graphed(model, "moe_router", kernels=kernels).kept for kernels in (overlapped, GRAPHED))
+    assert inside - alone == 6 * 4096 * 3 * 2816 * 2
+
+
+def test_layers_without_a_graphed_part_keep_nothing():
+    dense = graphed(dataclasses.replace(DEEPSEEK, layers=5, moe_layers=(False, False, False, True, True)), "mlp")
+    assert dense.inputs == 3 * 4096 * 7168 * 2 and dense.masks == 0
+    predicted = dataclasses.replace(DEEPSEEK, layers=5, moe_layers=(True,) * 5, mtp_layers=1)
+    assert graphed(predicted, "attn").inputs == 6 * 4096 * 7168 * 2
+
+
+def test_each_micro_batch_in_flight_has_graphs_of_its_own():
+    training = dataclasses.replace(TRAINING, gbs=8)
+    f = Facts(Layout(4, pp=4), LLAMA_8B, training, dataclasses.replace(GRAPHED, graph_modules=()))
+    first, *_, last = (graph_memory.of_stage(f, stage) for stage in stages(f))
+    assert first.kept == 4 * last.kept and first.masks == 4 * last.masks == 4 * 8 * 4096**2
+
+
+def test_whole_layers_count_gradients_of_their_weights():
+    whole, attention = graphed(LLAMA_8B).working, graphed(LLAMA_8B, "attn").working
+    weights = 4096 * (4096 + 2 * 1024) + 4096 * 4096
+    fused = dataclasses.replace(GRAPHED, gradient_fusion=True)
+    assert attention - graphed(LLAMA_8B, "attn", kernels=fused).working == 2 * weights
+    assert whole - graphed(LLAMA_8B, kernels=fused).working == 2 * (weights + 3 * 4096 * 14336)
+
+
+def test_the_peak_of_tensors_and_what_has_to_fit_may_be_at_different_moments():
+    """Eight data parallel ranks: most tensors are there while graphs are recorded; later their pool is in the way."""
+    training = dataclasses.replace(TRAINING, mbs=2)
+    kernels = dataclasses.replace(GRAPHED, graph_modules=())
+    f = Facts(Layout(8), LLAMA_8B, training, kernels)
+    found, graphs = memory.peak(f), graph_memory.of_stage(f, stages(f)[0])
+    plain = memory.peak(dataclasses.replace(f, kernels=dataclasses.replace(kernels, graphs="none")))
+    states = plain.weights + plain.gradients + plain.optimizer + plain.workspace
+    copies = 4 / 12 * plain.optimizer  # of gradients, in fp32
+    assert found.tensors == pytest.approx(states + copies + graphs.kept + graphs.masks + graphs.working)
+    replayed = states + plain.activations - graphs.kept_anyway + graphs.inputs + graphs.masks + plain.logits
+    pool = graphs.kept - graphs.inputs + graphs.working
+    assert found.total == pytest.approx(max(found.tensors * 1.05, replayed * 1.05 + pool) + memory.CONTEXT)
 
 
 def test_a_mask_of_attention_is_kept_for_each_graph():
     long = dataclasses.replace(TRAINING, seq_length=32768)
-    one, two = (
-        activations.graph_inputs_bytes(
-            Facts(Layout(1), LLAMA_8B, long, dataclasses.replace(GRAPHED, graph_modules=part))
-        )
-        for part in (("mlp",), ("attn",))
-    )
-    assert two - one == 32768**2
+    assert graphed(LLAMA_8B, "mlp", training=long).masks == 0
+    assert graphed(LLAMA_8B, "attn", training=long, world_size=2, cp=2).masks == 32 * 32768**2 / 2
 
 
 def test_frozen_weights_in_8_bits_are_not_cast():

@@ -11,7 +11,7 @@ import pytest
 from megaboa.launch import networks
 
 TABLES = tomllib.loads(Path(networks.__file__).with_name("networks.toml").read_text())
-KNOWN = re.compile(r"(NCCL|TORCH_NCCL|FI|OFI_NCCL|NVTE)_[A-Z0-9_]+")
+KNOWN = re.compile(r"(NCCL|TORCH_NCCL|FI|OFI_NCCL)_[A-Z0-9_]+")
 
 
 def test_there_is_a_preset_for_every_network_and_no_other():

@@ -120,6 +120,12 @@ def test_the_allocator_is_as_in_bridges_recipes_unless_somebody_says_otherwise(e
     assert "PYTORCH_CUDA_ALLOC_CONF" not in environment("cuda")
 
 
+def test_experts_have_one_kernel_unless_somebody_says_otherwise(environment):
+    name = "NVTE_USE_CUTLASS_GROUPED_GEMM"
+    assert environment("cuda")[name] == "1" and name not in environment("cpu")
+    assert environment("cuda", environment={name: "0"})[name] == "0"
+
+
 def test_what_a_recipe_says_is_better_than_a_preset_and_not_than_site_or_user(environment, monkeypatch, tmp_path):
     recipe = {
         "CUDA_DEVICE_MAX_CONNECTIONS": "32",

@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from drivers import cuda_stand_in
@@ -17,7 +18,7 @@ def driver(tmp_path, monkeypatch):
 
 
 def test_the_capability_of_each_gpu(driver):
-    assert cuda_driver.capabilities() == [(9, 0), (9, 0)]
+    assert cuda_driver.capabilities() == [(9, 0), (8, 0)]
 
 
 def test_without_gpus_there_are_none(driver, monkeypatch):
@@ -26,12 +27,23 @@ def test_without_gpus_there_are_none(driver, monkeypatch):
 
 
 def test_without_a_driver_there_are_none(tmp_path, monkeypatch):
-    monkeypatch.setattr(cuda_driver, "__file__", str(tmp_path / "driver.py"))
-    (tmp_path / "driver.py").write_text("import ctypes\nctypes.CDLL('libof-no-driver.so.1')\n")
+    (tmp_path / cuda_driver.LIBRARY).write_text("")  # found before a real one, and no library
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
     assert cuda_driver.capabilities() == []
 
 
-def test_a_driver_that_hangs_is_left_alone(driver, monkeypatch):
+def test_an_answer_with_other_lines_is_none(tmp_path, monkeypatch, driver):
+    """As where something that is loaded into every program greets."""
+    program = tmp_path / "driver.py"
+    source = Path(cuda_driver.__file__).read_text()
+    program.write_text(
+        source.replace("def main() -> None:\n", "def main() -> None:\n    print('Welcome to the site')\n")
+    )
+    monkeypatch.setattr(cuda_driver, "__file__", str(program))
+    assert cuda_driver.capabilities() == []
+
+
+def test_a_driver_that_hangs_is_killed(driver, monkeypatch):
     monkeypatch.setenv("CUDA_HANGS", "1")
     monkeypatch.setattr(cuda_driver, "SECONDS", 0.5)
     assert cuda_driver.capabilities() == []

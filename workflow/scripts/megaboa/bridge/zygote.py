@@ -27,6 +27,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from pathlib import Path
+from typing import Any
 
 from megaboa.bridge import process
 from megaboa.bridge import zygote_protocol as protocol
@@ -255,10 +256,14 @@ def _without_opening_cuda(device: str) -> Iterator[None]:
         return
     import torch
 
+    def capability(device: Any = None) -> tuple[int, int]:
+        index = device if device is None or isinstance(device, int) else torch.device(device).index
+        return known[index or 0]
+
     answers = {
         "is_available": lambda: True,
         "device_count": lambda: len(known),
-        "get_device_capability": lambda device=None: known[0],
+        "get_device_capability": capability,
     }
     by_cuda = {name: getattr(torch.cuda, name) for name in answers}
     vars(torch.cuda).update(answers)

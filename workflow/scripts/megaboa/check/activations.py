@@ -30,7 +30,7 @@ def stage_bytes(f: Facts, stage: Stage) -> float:
     """Bytes for all layers of one rank, and one micro-batch."""
     last = (f.model.layers or 1) - 1  # multi-token prediction layers are modelled on the last layer
     kept_whole = f.kernels.recompute != "full" or f.kernels.recompute_method == "block"  # megatron-core skips them
-    prediction = layer_bytes(f, last) if kept_whole else _input_bytes(f)
+    prediction = layer_bytes(f, last) if kept_whole else input_bytes(f)
     return sum(_chunk_bytes(f, chunk) for chunk in stage.chunks) + stage.mtp * prediction
 
 
@@ -53,7 +53,7 @@ def _chunk_bytes(f: Facts, layers: Sequence[int]) -> float:
         kept = kept[f.kernels.offloaded_layers - 1 :]  # offloaded to the host's memory, except one layer in transit
     numbers = Counter(_kind(f, layer) for layer in kept)
     each = sum(numbers[kind] * layer_bytes(f, layer) for kind, layer in _by_kind(f, kept).items())
-    return inputs * _input_bytes(f) + each
+    return inputs * input_bytes(f) + each
 
 
 def _kind(f: Facts, layer: int) -> tuple[bool, bool]:
@@ -66,7 +66,8 @@ def _by_kind(f: Facts, layers: Iterable[int]) -> dict[tuple[bool, bool], int]:
     return {_kind(f, layer): layer for layer in layers}
 
 
-def _input_bytes(f: Facts) -> float:
+def input_bytes(f: Facts) -> float:
+    """Bytes of a layer's input."""
     return _tokens(f) / _shared(f) * (f.model.hidden or 0) * _width(f)
 
 
@@ -124,89 +125,68 @@ def _latent(f: Facts) -> float:
 
 def mlp_bytes(f: Facts, layer: int = 0) -> float:
     """The second half of a dense layer."""
-    model, tokens, width = f.model, _tokens(f), _width(f)
-    hidden = model.hidden or 0
-    entry = hidden * (width + (model.dropout > 0)) / _shared(f)
     if _drops("mlp", f):
-        return tokens * entry
+        return entry_bytes(f)
     low = _low(f, layer)
-    norm = hidden * _normed(f, low)
-    return tokens * (entry + norm + _feed_forward(f, model.ffn or 0, low) / f.layout.tp)
+    norm = (f.model.hidden or 0) * _normed(f, low)
+    return entry_bytes(f) + _tokens(f) * (norm + _feed_forward(f, f.model.ffn or 0, low) / f.layout.tp)
 
 
 def moe_bytes(f: Facts, layer: int = 0) -> float:
     """The second half of a sparse layer: routing, tokens sent to experts, experts, the shared expert."""
-    entry, shared = _entry_bytes(f), _shared_expert_bytes(f, layer)
     if _drops("moe", f):
-        return entry
-    middle = _sent(f) * _feed_forward(f, f.model.moe_ffn or 0, _low(f, layer), routed=True) / f.layout.expert_tp
-    return entry + _routing_bytes(f) + _sent_bytes(f, layer) + middle + shared
+        return entry_bytes(f)
+    low = _low(f, layer)
+    middle = _feed_forward(f, f.model.moe_ffn or 0, low, routed=True) / f.layout.expert_tp
+    routed = _received(f) * ((f.model.hidden or 0) * low + middle)
+    return router_bytes(f) + shared_expert_bytes(f, layer) + routed
 
 
-def _entry_bytes(f: Facts) -> float:
+def entry_bytes(f: Facts) -> float:
+    """The input of a layer's second half, and the dropout mask before it."""
     return _tokens(f) / _shared(f) * (f.model.hidden or 0) * (_width(f) + (f.model.dropout > 0))
 
 
-def _routing_bytes(f: Facts) -> float:
-    """The norm, scores in fp32, probabilities, a mask."""
+def router_bytes(f: Facts) -> float:
+    """What comes before tokens are sent to experts: residual, norm, scores in fp32, probabilities, a mask."""
     norm = (f.model.hidden or 0) * _kept("layernorm", f, _width(f))
-    return _tokens(f) / _shared(f) * (norm + 9 * (f.model.experts or 0))
+    return entry_bytes(f) + _tokens(f) / _shared(f) * (norm + 9 * (f.model.experts or 0))
 
 
-def _sent(f: Facts) -> float:
-    """Number of tokens that a rank's experts get: each token counts once for each of its experts."""
+def _received(f: Facts) -> float:
+    """Number of tokens received by a rank's experts (a token counts topk times)."""
     return _tokens(f) / _shared(f) * (f.model.topk or 1) * f.layout.expert_tp * unevenness(f)
 
 
-def _sent_bytes(f: Facts, layer: int) -> float:
-    return _sent(f) * (f.model.hidden or 0) * _low(f, layer)
-
-
-def _shared_expert_bytes(f: Facts, layer: int) -> float:
+def shared_expert_bytes(f: Facts, layer: int) -> float:
     if _drops("shared_experts", f):
         return 0.0
     return _tokens(f) * _feed_forward(f, f.model.shared_ffn or 0, _low(f, layer)) / f.layout.tp
 
 
-def graphed_bytes(f: Facts, layer: int) -> float:
-    """Bytes kept by the parts of a layer that Transformer Engine's graphs record; without names they are all."""
-    parts, sparse = f.kernels.graph_modules, is_sparse(f.model, layer)
-    kept = attention_bytes(f, layer) if not parts or "attn" in parts else 0.0
-    if not parts or ("moe" if sparse else "mlp") in parts:
-        return kept + (moe_bytes(f, layer) if sparse else mlp_bytes(f, layer))
-    if not sparse or "moe_router" not in parts:
-        return kept
-    # The shared expert is computed by the router's graph (megatron-core, moe_layer.py, forward).
-    kept += _entry_bytes(f) + _routing_bytes(f) + _shared_expert_bytes(f, layer)
-    return kept + (_sent_bytes(f, layer) if "moe_preprocess" in parts else 0.0)
+def permuted_bytes(f: Facts) -> float:
+    """A rank's own tokens, sorted for experts before they are sent; other dispatchers than alltoall sort them later."""
+    times = (f.model.topk or 1) if f.kernels.dispatcher in (None, "alltoall") else 1
+    return times * input_bytes(f)
 
 
-def graph_inputs_bytes(f: Facts) -> float:
-    """Bytes of a layer's input, and of attention's mask, that a graph keeps a copy of (megatron-core,
-    transformer_layer.py, get_layer_static_inputs)."""
-    parts, length = f.kernels.graph_modules, f.training.seq_length or 0
-    return _input_bytes(f) + (_tokens(f) * length if not parts or "attn" in parts else 0.0)
+def mask_bytes(f: Facts) -> float:
+    """Attention's mask as a tensor: a byte for each pair of tokens."""
+    return _tokens(f) * (f.training.seq_length or 0)
 
 
-def recording_bytes(f: Facts, stage: Stage) -> float:
-    """Bytes for the backward pass of the layer whose graph is recorded: gradients of what it returns, of queries, keys
-    and values, and cuDNN's workspace for these (fp32 gradients of queries; of shared keys and values, one for each
-    head)."""
-    model, parts, width = f.model, f.kernels.graph_modules, _width(f)
-    sparse = any(is_sparse(model, layer) for layer in stage.layers)
-    returned = _input_bytes(f)
-    if sparse and "moe_preprocess" in parts:
-        returned += max(_sent_bytes(f, layer) for layer in stage.layers)
-    if parts and "attn" not in parts:
-        return returned
+def attention_backward_bytes(f: Facts) -> float:
+    """Gradients of queries, keys and values, and cuDNN's workspace: fp32 gradients of queries and, where heads share
+    keys and values, theirs for each head."""
+    model, width, tp = f.model, _width(f), f.layout.tp
     heads = model.heads or 0
     if model.latent:
         query = (model.qk_head_dim or 0) + (model.qk_position_dim or 0)
-        return returned + _tokens(f) * heads / f.layout.tp * (width * (2 * query + (model.v_head_dim or 0)) + 4 * query)
-    groups = max(model.kv_groups or heads, f.layout.tp)
+        return _tokens(f) * heads / tp * (width * (2 * query + (model.v_head_dim or 0)) + 4 * query)
+    groups = max(model.kv_groups or heads, tp)
     repeated = 2 * heads if groups < heads else 0
     each = width * (heads + 2 * groups + repeated) + 4 * heads
-    return returned + _tokens(f) * (model.head_dim or 0) * each / f.layout.tp
+    return _tokens(f) * (model.head_dim or 0) * each / tp
 
 
 def _feed_forward(f: Facts, ffn: int, low: float, routed: bool = False) -> float:

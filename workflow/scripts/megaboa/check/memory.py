@@ -7,9 +7,10 @@ within 2%. The bytes per logit of Bridge's loss were fitted to GPT2-large (docs/
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
-from megaboa.check import activations, adapters, parameters, work
+from megaboa.check import activations, adapters, graph_memory, parameters, work
 from megaboa.check.facts import Facts
 from megaboa.check.parameters import Parameters, is_sparse
 from megaboa.check.stages import Stage, in_flight, stages
@@ -37,7 +38,7 @@ class Breakdown:
     activations: float
     logits: float  # or the gradients inside a layer, if these are larger
     workspace: float = WORKSPACE
-    graphs: float = 0.0  # kept by graphs for their own use, where PyTorch counts no tensors
+    graphs: float = 0.0  # kept by graphs in a pool of their own, where PyTorch counts no tensors
 
     @property
     def tensors(self) -> float:
@@ -70,7 +71,7 @@ def is_known(f: Facts) -> bool:
 
 def peak(f: Facts) -> Breakdown:
     """The breakdown of the stage that needs most."""
-    return max(every_stage(f), key=lambda one: one.total)
+    return _highest(every_stage(f))
 
 
 def every_stage(f: Facts) -> list[Breakdown]:
@@ -91,8 +92,8 @@ def _stage(f: Facts, stage: Stage) -> Breakdown:
         return max(_moments_of_fsdp(f, stage, held, plain, inside), key=lambda one: one.tensors)
     moments = [plain, _optimizer_step(f, stage, held, plain)]
     if f.kernels.graphs == "transformer_engine":
-        moments = _with_graphs(f, stage, *moments)
-    return max(moments, key=lambda one: one.total)
+        moments += _graph_moments(f, stage, *moments)
+    return _highest(moments)
 
 
 def _quantized_copies(f: Facts, stage: Stage, held: Parameters) -> float:
@@ -172,19 +173,28 @@ def _optimizer_step(f: Facts, stage: Stage, held: Parameters, before: Breakdown)
     return replace(before, weights=weights, gradients=gradients, activations=0.0, logits=0.0)
 
 
-def _with_graphs(f: Facts, stage: Stage, plain: Breakdown, optimizer_step: Breakdown) -> list[Breakdown]:
-    """The breakdowns of steps whose layers are replayed in part, and the one while their graphs are recorded.
+def _graph_moments(f: Facts, stage: Stage, plain: Breakdown, optimizer_step: Breakdown) -> list[Breakdown]:
+    """The breakdowns while graphs of parts of layers are recorded, and afterwards.
 
-    They are recorded after an optimizer's step, whose copies of gradients are still there (seen in a memory snapshot
-    of an H200: docs/explanation/memory.md). From then on their pool keeps all that was needed to record.
+    They are recorded after an optimizer's step, whose copies of gradients are still there. A pool keeps their memory.
     """
-    at_once = in_flight(f, stage.number)
-    inputs = activations.graph_inputs_bytes(f) * len(stage.layers) * at_once
-    recorded = sum(activations.graphed_bytes(f, layer) for layer in stage.layers) * at_once
-    inside = activations.recording_bytes(f, stage)
-    recording = replace(optimizer_step, weights=plain.weights, activations=recorded + inputs, logits=inside)
-    step = replace(optimizer_step, graphs=recorded + inputs + inside)
-    return [replace(plain, graphs=inputs + inside), step, recording]
+    found = graph_memory.of_stage(f, stage)
+    pool, tensors = found.kept - found.inputs + found.working, found.inputs + found.masks
+    kept = plain.activations - found.kept_anyway
+    recorded = {"weights": plain.weights, "activations": found.kept + found.masks, "logits": found.working}
+    return [
+        replace(optimizer_step, **recorded),
+        replace(plain, activations=kept + tensors, graphs=pool),
+        replace(optimizer_step, activations=tensors, graphs=pool),
+    ]
+
+
+def _highest(moments: Sequence[Breakdown]) -> Breakdown:
+    """The breakdown with the most tensors. Another moment may need more, as graphs keep memory where PyTorch counts no
+    tensors: the difference is in `graphs`."""
+    found = max(moments, key=lambda one: one.tensors)
+    more = max(one.total for one in moments) - found.total
+    return replace(found, graphs=found.graphs + more) if more > 0 else found
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ from megaboa.records import RunCheck, Tree
 
 COLUMNS = (
     *("run", "state", "ranks", "layout", "params", "memory_gib", "limit_gib", "stage"),
-    *("weights_gib", "gradients_gib", "optimizer_gib", "activations_gib", "logits_gib", "tensors_gib", "memory_error"),
+    *("weights_gib", "gradients_gib", "optimizer_gib", "activations_gib", "logits_gib", "tensors_gib", "graphs_gib"),
+    "memory_error",
     *(
         "tokens",
         "flops",

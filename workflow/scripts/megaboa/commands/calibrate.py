@@ -16,6 +16,7 @@ from pathlib import Path
 
 from megaboa import commands, records
 from megaboa.check import calibration
+from megaboa.launch import networks
 from megaboa.paths import RunFolder
 from megaboa.run import converters
 from megaboa.scheduler import adopt_rank
@@ -73,7 +74,7 @@ def _start(words: list[str], ranks: int, device: str) -> int:
     workers = []
     for rank in range(ranks):
         own = {name: str(value) for name, value in {**shared, "RANK": rank, "LOCAL_RANK": rank}.items()}
-        workers.append(subprocess.Popen(command, env={**os.environ, **own}))
+        workers.append(subprocess.Popen(command, env={**networks.GROUPED_PRODUCTS, **os.environ, **own}))
     try:
         while any(worker.poll() is None for worker in workers):
             if failed := next((worker.returncode for worker in workers if worker.returncode), 0):

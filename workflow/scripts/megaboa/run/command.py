@@ -103,6 +103,7 @@ def rank_environment(
             own[networks.CONNECTIONS] = networks.SEVERAL  # a site sets 1 for speed; here every rank would fail
         if environment:
             preset |= compiled_kernels(folder, environment)
+        preset |= networks.GROUPED_PRODUCTS
         preset |= recipe  # Bridge sets these only after the import of Transformer Engine
         preset[networks.CONNECTIONS] = connections or recipe.get(networks.CONNECTIONS)
         preset[networks.ALLOCATOR] = networks.allocator(overrides, recipe.get(networks.ALLOCATOR))

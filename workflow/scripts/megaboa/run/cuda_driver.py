@@ -21,9 +21,9 @@ def capabilities() -> list[tuple[int, int]]:
     command = [sys.executable, "-I", "-S", __file__]
     try:
         said = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
+        return [(int(major), int(minor)) for major, minor in map(str.split, said.splitlines())]
+    except (OSError, ValueError, subprocess.SubprocessError):
         return []
-    return [(int(major), int(minor)) for major, minor in map(str.split, said.splitlines())]
 
 
 def main() -> None:

@@ -1,0 +1,90 @@
+"""Memory of CUDA graphs of parts of layers (`model.cuda_graph_impl: transformer_engine`).
+
+They are recorded after the third step, one layer after the other, each for as many micro-batches as a stage has in
+flight (megatron-core 0.19.2, cuda_graphs.py, TECudaGraphHelper). docs/explanation/memory.md compares this with a
+snapshot of an H200's memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from megaboa.check import activations, work
+from megaboa.check.facts import Facts
+from megaboa.check.parameters import is_sparse
+from megaboa.check.stages import Stage, in_flight
+
+
+@dataclass(frozen=True)
+class GraphMemory:
+    """Bytes on a rank."""
+
+    kept: float  # what the recorded parts keep for the backward pass, with their inputs and what they return
+    kept_anyway: float  # of that, what layers keep without graphs too
+    inputs: float  # of that, inputs, which stay tensors outside the pool
+    masks: float  # attention's, a tensor for each layer
+    working: float  # for the backward pass of the layer that is being recorded
+
+
+def of_stage(f: Facts, stage: Stage) -> GraphMemory:
+    last = (f.model.layers or 1) - 1  # layers for multi-token prediction are modelled on the last one
+    layers = [layer for layer in (*stage.layers, *[last] * stage.mtp) if _parts(f, layer)]
+    copies = in_flight(f, stage.number)
+    anyway, returned = (sum(part(f, layer) for layer in layers) for part in (_kept_anyway, _returned))
+    return GraphMemory(
+        kept=copies * (anyway + returned),
+        kept_anyway=copies * anyway,
+        inputs=copies * len(layers) * activations.input_bytes(f),
+        masks=copies * sum("attn" in _parts(f, layer) for layer in layers) * activations.mask_bytes(f),
+        working=max((_working(f, layer, stage) for layer in set(layers)), default=0.0),
+    )
+
+
+def _parts(f: Facts, layer: int) -> set[str]:
+    """The parts of a layer that are recorded; without names it is all of them."""
+    whole = {"attn", "moe" if is_sparse(f.model, layer) else "mlp"}
+    named = set(f.kernels.graph_modules)
+    if not named:
+        return whole
+    return named & (whole | ({"moe_router", "moe_preprocess"} if "moe" in whole else set()))
+
+
+def _kept_anyway(f: Facts, layer: int) -> float:
+    parts = _parts(f, layer)
+    kept = activations.attention_bytes(f, layer) if "attn" in parts else 0.0
+    if "moe" in parts:
+        kept += activations.moe_bytes(f, layer)
+    elif "moe_router" in parts:
+        kept += activations.router_bytes(f)
+        if not f.kernels.shared_expert_overlap:  # else its graph leaves the shared expert out (moe_layer.py)
+            kept += activations.shared_expert_bytes(f, layer)
+        if "moe_preprocess" in parts and f.layout.ep == 1:  # what experts receive
+            kept += activations.permuted_bytes(f)
+    elif "mlp" in parts:
+        kept += activations.mlp_bytes(f, layer)
+    return kept
+
+
+def _returned(f: Facts, layer: int) -> float:
+    """What a graph returns, unless it is kept anyway."""
+    parts = _parts(f, layer)
+    if "moe_router" not in parts:
+        return activations.input_bytes(f)
+    return activations.permuted_bytes(f) if "moe_preprocess" in parts and f.layout.ep > 1 else 0.0
+
+
+def _working(f: Facts, layer: int, stage: Stage) -> float:
+    """Gradients of what a layer returns, of its weights, and of what lies between."""
+    parts = _parts(f, layer)
+    returned = activations.input_bytes(f) + (activations.permuted_bytes(f) if "moe_preprocess" in parts else 0.0)
+    inside, products = [0.0], []
+    if "attn" in parts:
+        inside.append(activations.attention_backward_bytes(f))
+        products += work.attention(f).products
+    if {"mlp", "moe"} & parts:
+        inside.append(activations.backward_bytes(f, stage))
+        products += (work.experts(f) if "moe" in parts else work.feed_forward(f)).products
+    weights = sum(one.columns * one.depth * one.groups for one in products)
+    if f.kernels.gradient_fusion or f.is_frozen:
+        weights = 0.0
+    return returned + max(inside) + 2 * weights
