@@ -149,6 +149,12 @@ def test_no_attempt_has_no_ledger():
     assert goodput([Called(time=1000.0)], [], []) is None
 
 
+def test_an_event_after_the_jobs_end_takes_no_time():
+    """The rank's clock is ahead of the scheduler's."""
+    entries, life = [start_event(1, 1000.0)], Life("7", 1000.0, 1000.0, 1006.0)
+    assert seconds_of(entries, steps(1, 1, 8, 1000.0), [life]) == {"productive": 6.0}
+
+
 moments = st.floats(0, 1000, allow_nan=False)
 
 

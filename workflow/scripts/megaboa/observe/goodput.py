@@ -179,7 +179,7 @@ def _inside(
     """The uses of an attempt's time. An event's duration ends at the event; gaps between events are idle."""
     cursor, steps, started = begin, 0, False
     for event in events:
-        time = max(event.time, cursor)
+        time = min(max(event.time, cursor), end)  # a rank's clock may be ahead of the scheduler's, whose end counts
         if isinstance(event, Phase | TrainStart):
             started = started or isinstance(event, TrainStart)
             yield "startup", cursor, time
@@ -196,7 +196,7 @@ def _inside(
         else:
             yield "idle", cursor, time
         cursor = time
-    yield ("idle" if started else "startup"), cursor, max(cursor, end)
+    yield ("idle" if started else "startup"), cursor, end
 
 
 def _step(begin: float, end: float, undone: bool, number: int, usual: float | None) -> Iterator[Span]:
