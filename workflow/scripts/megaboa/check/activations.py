@@ -166,8 +166,7 @@ def shared_expert_bytes(f: Facts, layer: int) -> float:
 
 def permuted_bytes(f: Facts) -> float:
     """A rank's own tokens, sorted for experts before they are sent; other dispatchers than alltoall sort them later."""
-    times = (f.model.topk or 1) if f.kernels.dispatcher in (None, "alltoall") else 1
-    return times * input_bytes(f)
+    return (f.model.topk or 1) * input_bytes(f) if f.kernels.dispatcher in (None, "alltoall") else 0.0
 
 
 def mask_bytes(f: Facts) -> float:

@@ -1,8 +1,8 @@
 """Memory of CUDA graphs of parts of layers (`model.cuda_graph_impl: transformer_engine`).
 
-They are recorded after the third step, one layer after the other, each for as many micro-batches as a stage has in
-flight (megatron-core 0.19.2, cuda_graphs.py, TECudaGraphHelper). docs/explanation/memory.md compares this with a
-snapshot of an H200's memory.
+They are recorded after the third step, one layer after the other. Each micro-batch has graphs of its own, but they
+share memory unless a stage has both in flight (megatron-core 0.19.2, cuda_graphs.py, TECudaGraphHelper).
+docs/explanation/memory.md compares this with a snapshot of an H200's memory.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from megaboa.check.stages import Stage, in_flight
 class GraphMemory:
     """Bytes on a rank."""
 
-    kept: float  # what the recorded parts keep for the backward pass, with their inputs and what they return
+    kept: float  # what the recorded parts keep for the backward pass, with their inputs, and what they return
     kept_anyway: float  # of that, what layers keep without graphs too
     inputs: float  # of that, inputs, which stay tensors outside the pool
     masks: float  # attention's, a tensor for each layer
@@ -49,6 +49,15 @@ def _parts(f: Facts, layer: int) -> set[str]:
     return named & (whole | ({"moe_router", "moe_preprocess"} if "moe" in whole else set()))
 
 
+def _is_whole(parts: set[str]) -> bool:
+    return "attn" in parts and bool({"mlp", "moe"} & parts)
+
+
+def _has_shared_expert(f: Facts, parts: set[str]) -> bool:
+    """Whether the router's graph computes it: not where it overlaps the dispatcher (moe_layer.py)."""
+    return "moe_router" in parts and bool(f.model.shared_ffn) and not f.kernels.shared_expert_overlap
+
+
 def _kept_anyway(f: Facts, layer: int) -> float:
     parts = _parts(f, layer)
     kept = activations.attention_bytes(f, layer) if "attn" in parts else 0.0
@@ -56,35 +65,34 @@ def _kept_anyway(f: Facts, layer: int) -> float:
         kept += activations.moe_bytes(f, layer)
     elif "moe_router" in parts:
         kept += activations.router_bytes(f)
-        if not f.kernels.shared_expert_overlap:  # else its graph leaves the shared expert out (moe_layer.py)
-            kept += activations.shared_expert_bytes(f, layer)
-        if "moe_preprocess" in parts and f.layout.ep == 1:  # what experts receive
-            kept += activations.permuted_bytes(f)
+        kept += activations.shared_expert_bytes(f, layer) if _has_shared_expert(f, parts) else 0.0
+        return kept
     elif "mlp" in parts:
         kept += activations.mlp_bytes(f, layer)
-    return kept
+    return kept if _is_whole(parts) else kept + activations.input_bytes(f)  # the input of what follows
 
 
 def _returned(f: Facts, layer: int) -> float:
-    """What a graph returns, unless it is kept anyway."""
+    """What a graph returns, unless it is kept anyway. The next layer copies it if the whole layer is graphed."""
     parts = _parts(f, layer)
-    if "moe_router" not in parts:
-        return activations.input_bytes(f)
-    return activations.permuted_bytes(f) if "moe_preprocess" in parts and f.layout.ep > 1 else 0.0
+    returned = activations.permuted_bytes(f) if "moe_preprocess" in parts else 0.0
+    return returned + activations.input_bytes(f) * (_is_whole(parts) + _has_shared_expert(f, parts))
 
 
 def _working(f: Facts, layer: int, stage: Stage) -> float:
-    """Gradients of what a layer returns, of its weights, and of what lies between."""
+    """Gradients of what a layer returns, of its weights, and of what lies between, with what is recomputed for it."""
     parts = _parts(f, layer)
-    returned = activations.input_bytes(f) + (activations.permuted_bytes(f) if "moe_preprocess" in parts else 0.0)
+    gradients = activations.input_bytes(f) * (1 + _has_shared_expert(f, parts))
+    if "moe_router" in parts:  # tokens, whether they are sorted or not
+        gradients += (activations.permuted_bytes(f) if "moe_preprocess" in parts else 0.0) or activations.input_bytes(f)
     inside, products = [0.0], []
     if "attn" in parts:
         inside.append(activations.attention_backward_bytes(f))
         products += work.attention(f).products
     if {"mlp", "moe"} & parts:
-        inside.append(activations.backward_bytes(f, stage))
+        inside.append(activations.backward_bytes(f, stage) + activations.recomputed_bytes(f, stage))
         products += (work.experts(f) if "moe" in parts else work.feed_forward(f)).products
     weights = sum(one.columns * one.depth * one.groups for one in products)
     if f.kernels.gradient_fusion or f.is_frozen:
         weights = 0.0
-    return returned + max(inside) + 2 * weights
+    return gradients + max(inside) + 2 * weights

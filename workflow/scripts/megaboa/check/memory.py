@@ -38,7 +38,9 @@ class Breakdown:
     activations: float
     logits: float  # or the gradients inside a layer, if these are larger
     workspace: float = WORKSPACE
-    graphs: float = 0.0  # kept by graphs in a pool of their own, where PyTorch counts no tensors
+    graphs: float = (
+        0.0  # what another moment needs more than this one, because PyTorch counts no tensors in graphs' pool
+    )
 
     @property
     def tensors(self) -> float:
@@ -71,7 +73,7 @@ def is_known(f: Facts) -> bool:
 
 def peak(f: Facts) -> Breakdown:
     """The breakdown of the stage that needs most."""
-    return _highest(every_stage(f))
+    return max(every_stage(f), key=lambda one: one.total)
 
 
 def every_stage(f: Facts) -> list[Breakdown]:

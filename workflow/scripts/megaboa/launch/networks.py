@@ -23,7 +23,7 @@ NAMING = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET"}
 CONNECTIONS, SEVERAL = "CUDA_DEVICE_MAX_CONNECTIONS", "32"
 ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
 # The products of all experts as one kernel, forward and for the gradients of their inputs, where Transformer Engine has
-# one: on Hopper, in 16 bits. A product of cuBLAS for each expert costs the host up to 100 us more whenever the expert's
+# one: on Hopper, in 16 bits. A product of cuBLAS for each expert costs the host 75 to 100 us more whenever the expert's
 # number of tokens is new (docs/benchmarks/slices.md).
 GROUPED_PRODUCTS = {"NVTE_USE_CUTLASS_GROUPED_GEMM": "1"}
 _PINNED = "pinned_use_cuda_host_register:True,pinned_num_register_threads:8"
