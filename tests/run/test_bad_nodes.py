@@ -13,7 +13,7 @@ from megaboa.config.models.resources import Launch, Recovery
 from megaboa.image.runtimes import NO_CONTAINER
 from megaboa.paths import RunFolder
 from megaboa.records import LEDGER, events
-from megaboa.run import bad_nodes, claims, supervisor
+from megaboa.run import attempt_end, bad_nodes, claims, supervisor
 from megaboa.run.call import Call, Interrupted, Requeued, TrainingFailed
 from megaboa.run.failures import Failure
 from megaboa.run.lives import Signals
@@ -123,7 +123,7 @@ def test_what_can_not_be_put_back_for_another_reason_has_failed(call, monkeypatc
 def test_scancel_goes_before_a_dead_node(call, reason):
     call.show("COMPLETING", "None", 0)
     watched = Watched(Ended(returncode=1), reason, "the supervisor got SIGTERM" if reason else "")
-    failure = supervisor._why(call, call.payload.attempt(1), watched, time.time())
+    failure = attempt_end.cause_of(call, call.payload.attempt(1), watched, time.time())
     assert failure.cause == "cancelled"
     assert failure.evidence == "SLURM job 17 was cancelled; node n2 is DOWN* (Not responding)"
 
@@ -132,7 +132,7 @@ def test_scancel_goes_before_a_dead_node(call, reason):
 def test_where_slurm_put_the_job_back_the_signal_is_its_own(call, job):
     call.show(*job)
     watched = Watched(Ended(returncode=1), "cancelled", "the supervisor got SIGTERM")
-    failure = supervisor._why(call, call.payload.attempt(1), watched, time.time())
+    failure = attempt_end.cause_of(call, call.payload.attempt(1), watched, time.time())
     assert failure.cause == "node_failure" and failure.nodes == ("n2",)
 
 
@@ -147,7 +147,7 @@ def test_a_gpu_that_fails_is_its_nodes_fault_where_one_task_starts_all_ranks_of_
     (target.path / f"rank-{rank}.log").write_text(
         f"[rank{rank}]: torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered\n"
     )
-    failure = supervisor._why(call, target, Watched(Ended(returncode=1, node="n9"), None), time.time())
+    failure = attempt_end.cause_of(call, target, Watched(Ended(returncode=1, node="n9"), None), time.time())
     assert (failure.cause, failure.rank, failure.nodes) == ("gpu_failure", rank, (node,))
 
 

@@ -16,35 +16,30 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from megaboa import files
-from megaboa.causes import CAUSES, Action
+from megaboa.causes import CAUSES
 from megaboa.paths import RunFolder
 from megaboa.records import (
-    AttemptEnd,
     AttemptStart,
     Called,
     Identity,
     Kept,
     Outcome,
     Parent,
-    Step,
     TrainRecord,
     read,
     read_ledger,
-    read_steps,
     write,
 )
 from megaboa.run import (
+    attempt_end,
     bad_nodes,
     checkpoints,
     claims,
     completion,
-    failures,
-    flight,
     ledger,
     node_memory,
     progress,
     recovery,
-    stragglers,
     trusted_copies,
     unfinished,
     verification,
@@ -67,12 +62,11 @@ from megaboa.run.failures import Failure
 from megaboa.run.identity import identity_of, store_of
 from megaboa.run.inputs import UnusableInputError, check_data, check_image, check_index, check_nodes, check_weights
 from megaboa.run.lives import Signals
-from megaboa.run.patience import FULL, full, patiently
+from megaboa.run.patience import FULL, patiently
 from megaboa.run.resume import Beginning
 from megaboa.run.watch import Watch, Watched, leave_out, watch_of
 from megaboa.scheduler.answers import UnreachableError
 from megaboa.scheduler.ranks import Ranks
-from megaboa.scheduler.registry import cluster
 from megaboa.store_paths import AttemptFolder, RunStore
 
 GPUS_SECONDS = 60.0  # at a run's end, for reading the last attempt's GPU samples
@@ -115,7 +109,7 @@ def train(folder: RunFolder, life: int = 1) -> TrainRecord:
                 _bring_to_its_end(call)
         else:  # the job may have ended before the attempt's end was written, or during the checksums
             with _told(call) if ledger.open_attempt(call.entries) else contextlib.nullcontext():
-                _close_what_was_left_open(call)
+                attempt_end.close_left_open(call)
                 verification.record_checksums(call, payload.attempt(payload.newest_attempt))
             say(
                 f"has all its {progress.last_step(payload)} steps, so nothing is trained; a changed configuration "
@@ -140,7 +134,7 @@ def _bring_to_its_end(call: Call) -> None:
     begins = not checkpoints.latest(call.payload.checkpoints)
     if (begins or call.folder.run.has_adapters) and not call.folder.parent_manifest:
         check_weights(call.folder)
-    _close_what_was_left_open(call)
+    attempt_end.close_left_open(call)
     if not _is_a_later_life(call):
         job = call.site.job
         try:
@@ -231,19 +225,19 @@ def _attempt(call: Call) -> None:
     except BaseException as error:
         cause = "disk_full" if isinstance(error, OSError) and error.errno in FULL else "crash"
         failure = Failure(cause, f"the supervisor failed: {type(error).__name__}: {error}")
-        _close(call, number, "failed", failure, "stop")
+        attempt_end.close(call, number, "failed", failure, "stop")
         raise
     finally:
         if reading:
             reading.leave()
     require_claim(call)  # if the scheduler lost sight of this host, the run's next holder writes the end
     if completion.finished(folder, payload):
-        _close(call, number, "completed", None, None, str(watched.ended))
+        attempt_end.close(call, number, "completed", None, None, str(watched.ended))
         _look_at_gpus_of(call, number, GPUS_SECONDS)
         verification.record_checksums(call, target)
         call.say(progress.describe(progress.read_progress(payload.path)))
         return
-    _act(call, number, target, watched, _or_full_disk(target, _why(call, target, watched, started)))
+    _act(call, number, target, watched, attempt_end.cause_of(call, target, watched, started))
 
 
 def _stand_by(call: Call, target: AttemptFolder, command: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -316,63 +310,9 @@ class Stopwatch:
         self.seconds[name], self._last = round(now - self._last, 3), now
 
 
-def _why(call: Call, target: AttemptFolder, watched: Watched, started: float) -> Failure:
-    """The cause of an attempt's end. The scheduler's account precedes the ranks', whose end it has often caused.
-
-    It also precedes a signal and the end of the wall time, because a preemption brings both.
-    """
-    if watched.reason == stragglers.CAUSE and (slow := stragglers.to_replace(call, target)):
-        return slow
-    if watched.reason and watched.reason not in ("cancelled", "time_limit"):
-        return _who_was_waited_for(call, target, Failure(watched.reason, watched.evidence))
-    if interruption := call.site.interruption(started):
-        return interruption
-    if watched.reason:
-        return Failure(watched.reason, watched.evidence)
-    tails = failures.tails_of(target)
-    start = ledger.starts(call.entries)[-1]
-    begun = trusted_copies.beginning(target) or (0 if start.parent else start.resumed_from)
-    failure = failures.classify(watched.ended, tails, len(_steps(target)), begun)
-    if failure.cause == "damaged_checkpoint" and start.parent:  # a parent's checkpoint isn't ours to set aside
-        return Failure("config", f"{start.parent} can't be loaded: {failure.evidence}", failure.rank)
-    if failure.cause == "gpu_failure" and watched.ended.rank is None and failure.rank is not None and call.site.job:
-        # With one task per node the scheduler names no rank, but the rank's own log does.
-        return replace(failure, nodes=(_node_of(call, failure.rank),))
-    return _who_was_waited_for(call, target, failure)
-
-
-def _node_of(call: Call, rank: int) -> str:
-    return call.site.nodes[rank // call.folder.launch.gpus_per_node]
-
-
-def _who_was_waited_for(call: Call, target: AttemptFolder, failure: Failure) -> Failure:
-    """Add to a hang, or a time-out of a collective, which ranks were waited for and, if these are to blame, their
-    nodes."""
-    if failure.cause not in ("hang", "transient"):
-        return failure
-    size = call.folder.run.world_size
-    verdict = None
-    with contextlib.suppress(Exception):  # other versions of torch may write other dumps
-        verdict = flight.judge(flight.read(target.flight, size), size)
-    if verdict is None:
-        return failure
-    nodes = [_node_of(call, rank) for rank in verdict.ranks]
-    where = f"; on {', '.join(dict.fromkeys(nodes))}" if nodes and call.site.job else ""
-    first = verdict.ranks[0] if verdict.ranks else failure.rank
-    blamed = flight.blamed(verdict, nodes, len(call.site.nodes)) if call.site.job else ()
-    return Failure(failure.cause, f"{failure.evidence}; {verdict}{where}", first, blamed)
-
-
-def _or_full_disk(target: AttemptFolder, failure: Failure) -> Failure:
-    """The failure, or a full disk as its cause: ranks can't write that then, so the supervisor tries to write."""
-    if CAUSES[failure.cause].mute and (said := full(target.path)):
-        return Failure("disk_full", f"{said}; {failure.evidence}", failure.rank)
-    return failure
-
-
 def _act(call: Call, number: int, target: AttemptFolder, watched: Watched, failure: Failure) -> None:
     """Close the attempt, then resume, requeue or stop, as the settings say."""
-    end = _end_of(call, number, "failed", failure)
+    end = attempt_end.end_of(call, number, "failed", failure)
     can_requeue = call.site.job is not None and call.site.job.can_requeue
     bad = set(failure.nodes)
     replaceable = bool(bad) and bad.issubset(call.site.nodes) and len(bad) <= len(call.site.spares)
@@ -386,7 +326,7 @@ def _act(call: Call, number: int, target: AttemptFolder, watched: Watched, failu
         leave_out(call, target)
     outcome: Outcome = "interrupted" if CAUSES[failure.cause].interrupts else "failed"
     shown = Failure("poisoned", f"{decision.why}: {failure.evidence}", failure.rank) if decision.poisoned else failure
-    _close(call, number, outcome, shown, decision.action)
+    attempt_end.close(call, number, outcome, shown, decision.action)
     if decision.action == "resume":
         call.say(f"attempt {number} ended at step {end.last_step or end.iteration}: {failure}")
         _pause(call, decision.pause)
@@ -417,67 +357,6 @@ def _next(call: Call) -> str:
         return f"The {start}"
     advice = "" if call.folder.launch.checkpoint.get("save_interval") else " Set checkpoint.save_interval."
     return f"No checkpoint was complete: the {start}{advice}"
-
-
-def _close_what_was_left_open(call: Call) -> None:
-    """Record the end of an attempt whose supervisor was killed before it could, with the scheduler's knowledge."""
-    start = ledger.open_attempt(call.entries)
-    if start is None:
-        return
-    killed = f"the supervisor (process {start.pid} on host {start.host}) was killed"
-    if completion.finished(call.folder, call.payload):
-        _close(call, start.attempt, "completed", None, None, f"every step was done; {killed} before it could say so")
-        return
-    failure = Failure("lost", killed)
-    job, newest = call.site.job, call.payload.newest_attempt
-    if job and (start.job, start.restarts) == (job.id, job.restarts):
-        call.site.end_left_over(call.payload.attempt(start.attempt).path)
-    if newest > start.attempt:  # later attempts followed, so the nodes' present state says nothing about it
-        failure = Failure("lost", f"the ledger has lost its lines between attempt {start.attempt} and {newest}")
-    elif job and start.nodes:
-        # A node that was rebooted before the last step has nothing to do with the end.
-        steps = _steps(call.payload.attempt(start.attempt))
-        bad = cluster().fallen(start.nodes, max(start.time, steps[-1].time if steps else 0.0))
-        if bad:
-            failure = Failure("node_failure", "; ".join(bad.values()), nodes=tuple(bad))
-        elif start.job == job.id and start.restarts != job.restarts:
-            failure = Failure("requeued", "the job was put back into the queue")
-    _close(call, start.attempt, "interrupted", failure, "resume")
-    call.patiently(lambda: trusted_copies.reconsider(call.payload, ledger.ends(call.entries)))
-
-
-def _close(
-    call: Call, number: int, outcome: Outcome, failure: Failure | None, action: Action | None, detail: str = ""
-) -> None:
-    end = _end_of(call, number, outcome, failure)
-    if failure and failure.nodes:
-        what = failure.cause if CAUSES[failure.cause].node else "hang"
-        start = ledger.starts(call.entries)[-1]
-        mine = [node for node in failure.nodes if node in (*start.nodes, *start.spares)]  # a log may name any node
-        node_memory.remember(call.folder, dict.fromkeys(mine, failure.evidence), what, number)
-    ledger.append(call.payload.ledger, replace(end, action=action, detail=str(failure) if failure else detail))
-
-
-def _end_of(call: Call, number: int, outcome: Outcome, failure: Failure | None) -> AttemptEnd:
-    target = call.payload.attempt(number)
-    steps, local = _steps(target), trusted_copies.beginning(target)
-    begun = next((start.resumed_from for start in ledger.starts(call.entries) if start.attempt == number), 0)
-    return AttemptEnd(
-        attempt=number,
-        outcome=outcome,
-        cause=failure.cause if failure else None,
-        rank=failure.rank if failure else None,
-        bad_nodes=tuple(failure.nodes) if failure else (),
-        first_step=steps[0].step if steps else None,
-        last_step=steps[-1].step if steps else None,
-        iteration=checkpoints.latest(call.payload.checkpoints),
-        local=local,
-        repeated=max(ledger.last_step(call.entries, before=number) - (local or begun), 0),
-    )
-
-
-def _steps(target: AttemptFolder) -> list[Step]:
-    return [event for event in read_steps(target.steps) if isinstance(event, Step)]
 
 
 def manifest_of(folder: RunFolder, payload: RunStore, identity: Identity) -> TrainRecord:
