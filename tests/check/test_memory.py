@@ -217,8 +217,6 @@ GRAPHED = Kernels(
     fp32_gradients=False,
     loss_kernel="te",
 )
-
-
 QWEN_6_LAYERS = Model(
     layers=6, hidden=2048, ffn=6144, heads=32, kv_groups=4, head_dim=128, vocab_rows=151936, tied=False, experts=128,
     topk=8, moe_ffn=768, qk_norm=True,
@@ -236,10 +234,8 @@ def test_while_graphs_are_recorded_the_optimizers_copies_are_still_there():
     """A snapshot of six layers of Qwen3-30B-A3B, part by part: 25.25 GiB in addition to the states."""
     training = dataclasses.replace(TRAINING, mbs=4)
     f = Facts(Layout(1), QWEN_6_LAYERS, training, GRAPHED)
-    plain, found = (
-        memory.peak(dataclasses.replace(f, kernels=dataclasses.replace(GRAPHED, graphs="none"))),
-        memory.peak(f),
-    )
+    plain = memory.peak(dataclasses.replace(f, kernels=dataclasses.replace(GRAPHED, graphs="none")))
+    found = memory.peak(f)
     copies = found.gradients - plain.gradients
     graphs = graph_memory.of_stage(f, stages(f)[0])
     assert copies / GIB == pytest.approx(16.25, rel=0.001)
@@ -256,9 +252,7 @@ def test_what_is_kept_by_graphs_depends_on_their_parts():
         for parts in (("attn",), ("attn", "moe_router"), ("attn", "moe_router", "moe_preprocess"))
     )
     assert sorting - router == pytest.approx(8), "each token for each of its experts"
-    assert router - attention == pytest.approx(1 + 9 * 128 / 2048 / 2), (
-        "norm, and routing; the residual is returned anyway"
-    )
+    assert router - attention == pytest.approx(1 + 9 * 128 / 2048 / 2), "norm and routing; both return the residual"
     others = dataclasses.replace(GRAPHED, dispatcher="flex")  # sorts them in what isn't graphed
     assert graphed(QWEN_6_LAYERS, *GRAPHED.graph_modules, kernels=others).kept / 6 / token == pytest.approx(router)
 

@@ -8,11 +8,11 @@ recomputation only keeps a layer's input; selective recomputation drops the part
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from megaboa.check.facts import Facts
-from megaboa.check.parameters import is_sparse, vocabulary_rows
+from megaboa.check.parameters import is_sparse, last_layer, vocabulary_rows
 from megaboa.check.stages import Stage
 from megaboa.check.work import unevenness
 
@@ -28,9 +28,8 @@ LOW = {"fp8": 1.0, "mxfp8": 1.0 + 1 / 32, "nvfp4": 0.5 + 1 / 16}  # bytes per va
 
 def stage_bytes(f: Facts, stage: Stage) -> float:
     """Bytes for all layers of one rank, and one micro-batch."""
-    last = (f.model.layers or 1) - 1  # multi-token prediction layers are modelled on the last layer
     kept_whole = f.kernels.recompute != "full" or f.kernels.recompute_method == "block"  # megatron-core skips them
-    prediction = layer_bytes(f, last) if kept_whole else input_bytes(f)
+    prediction = layer_bytes(f, last_layer(f.model)) if kept_whole else input_bytes(f)
     return sum(_chunk_bytes(f, chunk) for chunk in stage.chunks) + stage.mtp * prediction
 
 
@@ -51,19 +50,15 @@ def _chunk_bytes(f: Facts, layers: Sequence[int]) -> float:
         kept = layers[size:] if block else ()
     if f.kernels.cpu_offloading and len(kept) > f.kernels.offloaded_layers > 0:
         kept = kept[f.kernels.offloaded_layers - 1 :]  # offloaded to the host's memory, except one layer in transit
-    numbers = Counter(_kind(f, layer) for layer in kept)
-    each = sum(numbers[kind] * layer_bytes(f, layer) for kind, layer in _by_kind(f, kept).items())
-    return inputs * input_bytes(f) + each
+    return inputs * input_bytes(f) + sum(count * layer_bytes(f, layer) for layer, count in alike(f, kept).items())
 
 
-def _kind(f: Facts, layer: int) -> tuple[bool, bool]:
-    """Key for layers with the same activations."""
-    return is_sparse(f.model, layer), in_low_precision(f, layer)
-
-
-def _by_kind(f: Facts, layers: Iterable[int]) -> dict[tuple[bool, bool], int]:
-    """One layer of each kind."""
-    return {_kind(f, layer): layer for layer in layers}
+def alike(f: Facts, layers: Iterable[int]) -> dict[int, int]:
+    """A layer of each kind, and how many of them there are: those of a kind have the same activations."""
+    kinds = defaultdict(list)
+    for layer in layers:
+        kinds[is_sparse(f.model, layer), in_low_precision(f, layer)].append(layer)
+    return {some[0]: len(some) for some in kinds.values()}
 
 
 def input_bytes(f: Facts) -> float:
@@ -78,7 +73,7 @@ def layer_bytes(f: Facts, layer: int) -> float:
 
 def recomputed_bytes(f: Facts, stage: Stage) -> float:
     """Bytes that exist again while layers, or parts of one, are recomputed."""
-    layers = _by_kind(f, stage.layers).values()
+    layers = alike(f, stage.layers)
     if f.kernels.recompute == "selective":
         whole = dataclasses.replace(f, kernels=dataclasses.replace(f.kernels, recompute=None))
         return max((layer_bytes(whole, layer) - layer_bytes(f, layer) for layer in layers), default=0.0)
@@ -143,8 +138,8 @@ def moe_bytes(f: Facts, layer: int = 0) -> float:
 
 
 def entry_bytes(f: Facts) -> float:
-    """The input of a layer's second half, and the dropout mask before it."""
-    return _tokens(f) / _shared(f) * (f.model.hidden or 0) * (_width(f) + (f.model.dropout > 0))
+    """The input of a layer's second half, and the dropout mask before it, a byte per value."""
+    return input_bytes(f) * (1 + (f.model.dropout > 0) / _width(f))
 
 
 def router_bytes(f: Facts) -> float:
@@ -221,7 +216,7 @@ def backward_bytes(f: Facts, stage: Stage) -> float:
     layer's output, less the second product's input, which is freed by then. For experts nothing is subtracted.
     """
     widest = 0.0
-    for layer in _by_kind(f, stage.layers).values():
+    for layer in alike(f, stage.layers):
         model, hidden, width = f.model, f.model.hidden or 0, _width(f)
         values = 3 if f.model.gated else 2
         if is_sparse(model, layer):  # tokens as experts gave them, and as they were sent to them
@@ -278,7 +273,7 @@ def in_low_precision(f: Facts, layer: int) -> bool:
     """Whether a layer is in low precision: with current scaling, Bridge by default leaves the first and the last one in
     bf16."""
     ends = f.training.bf16_ends and "fp8_current" in (f.training.precision or "")
-    return not ends or layer not in (0, (f.model.layers or 1) - 1)
+    return not ends or layer not in (0, last_layer(f.model))
 
 
 def _drops(part: str, f: Facts) -> bool:

@@ -79,9 +79,8 @@ def _near(f: Facts, need: memory.Breakdown, limit: float) -> Broken | None:
 
 
 def _described(need: memory.Breakdown) -> str:
-    unnamed = {"tensors", "total", "workspace"} | ({"graphs"} if not need.graphs else set())
-    parts = {name: size for name, size in need.gib().items() if name not in unnamed}
-    listed = ", ".join(f"{name} {size:.1f}" for name, size in parts.items())
+    parts = {name: size for name, size in need.gib().items() if name not in ("tensors", "total", "workspace")}
+    listed = ", ".join(f"{name} {size:.1f}" for name, size in parts.items() if size or name != "graphs")
     return f"and stage {need.stage} takes {need.total / GIB:.1f} by prediction ({listed})"
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from megaboa.check import activations, work
 from megaboa.check.facts import Facts
-from megaboa.check.parameters import is_sparse
+from megaboa.check.parameters import is_sparse, last_layer
 from megaboa.check.stages import Stage, in_flight
 
 
@@ -27,16 +27,17 @@ class GraphMemory:
 
 
 def of_stage(f: Facts, stage: Stage) -> GraphMemory:
-    last = (f.model.layers or 1) - 1  # layers for multi-token prediction are modelled on the last one
-    layers = [layer for layer in (*stage.layers, *[last] * stage.mtp) if _parts(f, layer)]
+    layers = activations.alike(f, (*stage.layers, *[last_layer(f.model)] * stage.mtp))
+    recorded = [(parts, layer, count) for layer, count in layers.items() if (parts := _parts(f, layer))]
     copies = in_flight(f, stage.number)
-    anyway, returned = (sum(part(f, layer) for layer in layers) for part in (_kept_anyway, _returned))
+    anyway = sum(count * _kept_anyway(f, parts, layer) for parts, layer, count in recorded)
+    returned = sum(count * _returned(f, parts) for parts, _, count in recorded)
     return GraphMemory(
         kept=copies * (anyway + returned),
         kept_anyway=copies * anyway,
-        inputs=copies * len(layers) * activations.input_bytes(f),
-        masks=copies * sum("attn" in _parts(f, layer) for layer in layers) * activations.mask_bytes(f),
-        working=max((_working(f, layer, stage) for layer in set(layers)), default=0.0),
+        inputs=copies * sum(count for *_, count in recorded) * activations.input_bytes(f),
+        masks=copies * sum(count for parts, _, count in recorded if "attn" in parts) * activations.mask_bytes(f),
+        working=max((_working(f, parts, stage) for parts, *_ in recorded), default=0.0),
     )
 
 
@@ -58,33 +59,37 @@ def _has_shared_expert(f: Facts, parts: set[str]) -> bool:
     return "moe_router" in parts and bool(f.model.shared_ffn) and not f.kernels.shared_expert_overlap
 
 
-def _kept_anyway(f: Facts, layer: int) -> float:
-    parts = _parts(f, layer)
-    kept = activations.attention_bytes(f, layer) if "attn" in parts else 0.0
+def _kept_anyway(f: Facts, parts: set[str], layer: int) -> float:
+    kept = 0.0
+    if "attn" in parts:
+        kept += activations.attention_bytes(f, layer)
+    if "mlp" in parts:
+        kept += activations.mlp_bytes(f, layer)
     if "moe" in parts:
         kept += activations.moe_bytes(f, layer)
-    elif "moe_router" in parts:
+    if "moe_router" in parts:
         kept += activations.router_bytes(f)
-        kept += activations.shared_expert_bytes(f, layer) if _has_shared_expert(f, parts) else 0.0
-        return kept
-    elif "mlp" in parts:
-        kept += activations.mlp_bytes(f, layer)
-    return kept if _is_whole(parts) else kept + activations.input_bytes(f)  # the input of what follows
+    elif not _is_whole(parts):
+        kept += activations.input_bytes(f)  # of what follows
+    if _has_shared_expert(f, parts):
+        kept += activations.shared_expert_bytes(f, layer)
+    return kept
 
 
-def _returned(f: Facts, layer: int) -> float:
+def _sorted_tokens(f: Facts, parts: set[str]) -> float:
+    return activations.permuted_bytes(f) if "moe_preprocess" in parts else 0.0
+
+
+def _returned(f: Facts, parts: set[str]) -> float:
     """What a graph returns, unless it is kept anyway. The next layer copies it if the whole layer is graphed."""
-    parts = _parts(f, layer)
-    returned = activations.permuted_bytes(f) if "moe_preprocess" in parts else 0.0
-    return returned + activations.input_bytes(f) * (_is_whole(parts) + _has_shared_expert(f, parts))
+    return _sorted_tokens(f, parts) + activations.input_bytes(f) * (_is_whole(parts) + _has_shared_expert(f, parts))
 
 
-def _working(f: Facts, layer: int, stage: Stage) -> float:
+def _working(f: Facts, parts: set[str], stage: Stage) -> float:
     """Gradients of what a layer returns, of its weights, and of what lies between, with what is recomputed for it."""
-    parts = _parts(f, layer)
     gradients = activations.input_bytes(f) * (1 + _has_shared_expert(f, parts))
-    if "moe_router" in parts:  # tokens, whether they are sorted or not
-        gradients += (activations.permuted_bytes(f) if "moe_preprocess" in parts else 0.0) or activations.input_bytes(f)
+    if "moe_router" in parts:
+        gradients += _sorted_tokens(f, parts) or activations.input_bytes(f)
     inside, products = [0.0], []
     if "attn" in parts:
         inside.append(activations.attention_backward_bytes(f))
@@ -92,7 +97,7 @@ def _working(f: Facts, layer: int, stage: Stage) -> float:
     if {"mlp", "moe"} & parts:
         inside.append(activations.backward_bytes(f, stage) + activations.recomputed_bytes(f, stage))
         products += (work.experts(f) if "moe" in parts else work.feed_forward(f)).products
-    weights = sum(one.columns * one.depth * one.groups for one in products)
-    if f.kernels.gradient_fusion or f.is_frozen:
-        weights = 0.0
-    return gradients + max(inside) + 2 * weights
+    weights = 0.0
+    if not f.kernels.gradient_fusion and not f.is_frozen:
+        weights = sum(2 * one.columns * one.depth * one.groups for one in products)
+    return gradients + max(inside) + weights

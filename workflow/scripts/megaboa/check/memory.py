@@ -38,9 +38,7 @@ class Breakdown:
     activations: float
     logits: float  # or the gradients inside a layer, if these are larger
     workspace: float = WORKSPACE
-    graphs: float = (
-        0.0  # what another moment needs more than this one, because PyTorch counts no tensors in graphs' pool
-    )
+    graphs: float = 0.0  # what another moment needs more, as graphs keep memory where PyTorch counts no tensors
 
     @property
     def tensors(self) -> float:
@@ -91,7 +89,7 @@ def _stage(f: Facts, stage: Stage) -> Breakdown:
     weights += _quantized_copies(f, stage, held)
     plain = Breakdown(stage.number, weights, *states, kept, max(logits, inside), workspace)
     if f.layout.fsdp == "megatron":
-        return max(_moments_of_fsdp(f, stage, held, plain, inside), key=lambda one: one.tensors)
+        return _highest(_moments_of_fsdp(f, stage, held, plain, inside))
     moments = [plain, _optimizer_step(f, stage, held, plain)]
     if f.kernels.graphs == "transformer_engine":
         moments += _graph_moments(f, stage, *moments)
@@ -182,18 +180,16 @@ def _graph_moments(f: Facts, stage: Stage, plain: Breakdown, optimizer_step: Bre
     """
     found = graph_memory.of_stage(f, stage)
     pool, tensors = found.kept - found.inputs + found.working, found.inputs + found.masks
-    kept = plain.activations - found.kept_anyway
-    recorded = {"weights": plain.weights, "activations": found.kept + found.masks, "logits": found.working}
+    ungraphed = plain.activations - found.kept_anyway
     return [
-        replace(optimizer_step, **recorded),
-        replace(plain, activations=kept + tensors, graphs=pool),
+        replace(optimizer_step, weights=plain.weights, activations=found.kept + found.masks, logits=found.working),
+        replace(plain, activations=ungraphed + tensors, graphs=pool),
         replace(optimizer_step, activations=tensors, graphs=pool),
     ]
 
 
 def _highest(moments: Sequence[Breakdown]) -> Breakdown:
-    """The breakdown with the most tensors. Another moment may need more, as graphs keep memory where PyTorch counts no
-    tensors: the difference is in `graphs`."""
+    """The breakdown with the most tensors. What another moment needs more is in `graphs`."""
     found = max(moments, key=lambda one: one.tensors)
     more = max(one.total for one in moments) - found.total
     return replace(found, graphs=found.graphs + more) if more > 0 else found

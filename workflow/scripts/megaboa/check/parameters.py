@@ -36,7 +36,7 @@ def of_stage(f: Facts, stage: Stage) -> Parameters:
     model, layout = f.model, f.layout
     dense = expert = 0.0
     largest = (0.0, 0.0)
-    own_layers = stage.layers + tuple([_last_layer(model)] * stage.mtp)
+    own_layers = stage.layers + tuple([last_layer(model)] * stage.mtp)
     sparse = sum(is_sparse(model, layer) for layer in own_layers) if model.is_sparse else 0
     for has_experts, number in ((True, sparse), (False, len(own_layers) - sparse)):
         if number:
@@ -79,7 +79,8 @@ def is_sparse(model: Model, layer: int) -> bool:
     return model.is_sparse and (model.moe_layers is None or model.moe_layers[layer])
 
 
-def _last_layer(model: Model) -> int:
+def last_layer(model: Model) -> int:
+    """Layers for multi-token prediction are modelled on this one."""
     return (model.layers or 1) - 1
 
 

@@ -255,9 +255,7 @@ class RunPlanner:
         interval = config.training.eval_interval
         has_blend = config.data.blend or config.data.blend_per_split  # examples for vision have none
         if interval and config.training.eval_iters and has_blend and not (sets or has_main):
-            message = (
-                f"{interval}, and no data are held out for validation: set {key}, or remove training.eval_interval"
-            )
+            message = f"{interval}, and there is no validation data: set {key}, or remove training.eval_interval"
             self.problems.add(self.problems.place_of(("training", "eval_interval"), choice), message, choice.name)
         if sets and not has_main:
             message = f"are evaluated together with the main one, and there is none: set {key}"

@@ -19,16 +19,11 @@ _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76
 def capabilities() -> list[tuple[int, int]]:
     """Compute capability of each GPU, from a process of its own; none if there is no GPU, or no driver that answers."""
     command = [sys.executable, "-I", "-S", __file__]
-    asked = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
-        said, _ = asked.communicate(timeout=SECONDS)
-        found = [(int(major), int(minor)) for major, minor in map(str.split, said.splitlines())]
-    except subprocess.TimeoutExpired:  # it isn't waited for: a driver may hold it where no signal ends it
-        asked.kill()
+        said = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=True).stdout
+        return [(int(major), int(minor)) for major, minor in map(str.split, said.splitlines())]
+    except (OSError, ValueError, subprocess.SubprocessError):
         return []
-    except ValueError:
-        return []
-    return [] if asked.returncode else found
 
 
 def main() -> None:
