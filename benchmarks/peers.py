@@ -48,7 +48,7 @@ WARMUP = 5
 MINUTES = 8
 PACKAGES = ("torch", "transformers", "transformer-engine-torch", "megatron-core", "megatron-bridge", "torchao")
 COLORS = re.compile(r"\x1b\[[0-9;]*m")
-ERROR = re.compile(r"\w(Error|Exception)\b.*:|Unrecognized|stopped after")
+ERROR = re.compile(r"\w(Error|Exception)\b.*:|Unrecognized|stopped after|terminate called|failed \(exitcode: ")
 SIZE = re.compile(r"size: ([\d,]+) total parameters")
 STEP = re.compile(r"step: +(\d+) +loss: +([\d.]+).*?memory: +(-?[\d.]+)GiB.*?tps: ([\d,]+)")
 

@@ -136,6 +136,7 @@ BRIDGES_ALONE = {
     "a recipe of another model": {"model": "recipes/gpt_tiny.py", "of": "moe"},
     "a recipe that changes the model": {"model": READS, "of": "dense", "args": {"changes": {"rotary_base": 5000.0}}},
     "arguments that a recipe lacks": {"model": READS, "of": "dense", "args": {"chanches": {}}},
+    "a recipe that fails": {"model": READS, "of": "dense", "args": {"changes": ["rotary_base"]}},
     "a recipe without its function": {"model": "tests/gpu_count.py"},
     "an override that contradicts the weights": {"init": "pretrained", "overrides": {"model.num_layers": 4}},
     "deferred gradients, not fused": {
@@ -304,6 +305,11 @@ def test_what_is_wrong_with_a_recipe_or_an_override_is_told(answers):
     lacks = f"models.dense.args: {READS} has no argument 'chanches'; did you mean 'changes'?"
     assert lacks in told["arguments that a recipe lacks"]
     assert "has no function named configure" in told["a recipe without its function"]
+    line = next(n for n, text in enumerate(Path(READS).read_text().splitlines(), 1) if ".items()" in text)
+    assert (
+        f"AttributeError: 'list' object has no attribute 'items' (at {READS}:{line} in configure)"
+        in told["a recipe that fails"]
+    )
     weights = told["an override that contradicts the weights"]
     assert "overrides.model.num_layers: is 4, and 6 in the model whose weights are used" in weights
     assert "init: scratch" in weights

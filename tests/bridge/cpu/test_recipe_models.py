@@ -40,3 +40,27 @@ def test_the_folder_takes_the_place_of_the_hub_for_this_model_alone_and_for_a_wh
     for name, layers in (("fetched", 3), ("other", 5)):
         write_json(tmp_path / name / "config.json", CONFIG | {"num_hidden_layers": layers})
     assert on_cpu(read, tmp_path, False) == on_cpu(read, tmp_path, True) == [(3, 3, 5, True)]
+
+
+def said_of(recipe):
+    """What an error in the user's recipe is told with."""
+    from megaboa.bridge import recipe_models
+
+    try:
+        with recipe_models.naming_the_lines(str(recipe)):
+            recipe_models.named(str(recipe))()
+    except Exception as error:
+        return error.__notes__
+
+
+def test_the_calls_that_led_to_an_error_are_told_from_the_recipe_on(tmp_path):
+    recipe = tmp_path / "mine.py"
+    recipe.write_text("def down(n):\n    return [][n] if n == 0 else down(n - 1)\n\n\n")
+    with recipe.open("a") as out:
+        out.write("def configure():\n    return down(9)\n")
+    [[note]] = on_cpu(said_of, recipe)
+    first, last = note.split(", ..., ")
+    assert first == f"at {recipe}:6 in configure, {recipe}:2 in down, {recipe}:2 in down"
+    assert last == f"{recipe}:2 in down, {recipe}:2 in down, {recipe}:2 in down"
+    recipe.write_text("import json\n[][0]\n")
+    assert on_cpu(said_of, recipe) == [[f"at {recipe}:2"]]

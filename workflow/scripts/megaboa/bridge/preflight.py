@@ -217,8 +217,8 @@ def _of_version(inside: needs_image.Packages | None) -> Iterator[None]:
 
 
 def _objection(error: Exception) -> str:
-    """Bridge's error message, or ours, in one line."""
-    said = " ".join(str(error).split())
+    """Bridge's error message, or ours, in one line, with the notes that it was given."""
+    said = " ".join([*str(error).split(), *(f"({note})" for note in getattr(error, "__notes__", ()))])
     return said if isinstance(error, InputError) else f"{type(error).__name__}: {said}"
 
 

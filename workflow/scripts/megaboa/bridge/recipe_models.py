@@ -11,6 +11,9 @@ import functools
 import importlib
 import importlib.util
 import inspect
+import itertools
+import os
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -45,6 +48,7 @@ NEUTRAL = {  # the meaning of None
     **{"mtp_num_layers": 0, "softmax_type": "vanilla", "moe_shared_expert_intermediate_size": 0},
 }
 SHOWN = 6
+CALLS = 3  # that are told of those that led to an error: so many of the first and of the last
 
 # Errors of the hub, remembered for all runs of a call: Bridge and the hub's client try for two minutes.
 _not_given: dict[str, hub.HubError] = {}
@@ -119,6 +123,26 @@ def made(make: Make, model: Tree, source: ModelSource | None) -> ConfigContainer
             "Megatron-Bridge"
         )
     return config
+
+
+@contextlib.contextmanager
+def naming_the_lines(recipe: str) -> Iterator[None]:
+    """Give an error in the user's recipe a note: the calls that led to it, from the recipe's on."""
+    try:
+        yield
+    except Exception as error:
+        own = os.path.abspath(os.path.expanduser(recipe))
+        calls = itertools.dropwhile(lambda call: call.filename != own, traceback.extract_tb(error.__traceback__))
+        if told := [_call(call, own, recipe) for call in calls]:
+            left_out = ["..."] if len(told) > 2 * CALLS else []
+            shown = [*told[:CALLS], *left_out, *told[-CALLS:]] if left_out else told
+            error.add_note(f"at {', '.join(shown)}")
+        raise
+
+
+def _call(call: traceback.FrameSummary, own: str, recipe: str) -> str:
+    path = recipe if call.filename == own else call.filename.rpartition("site-packages/")[2]
+    return f"{path}:{call.lineno}" + ("" if call.name == "<module>" else f" in {call.name}")
 
 
 @contextlib.contextmanager

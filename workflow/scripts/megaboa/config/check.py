@@ -170,7 +170,10 @@ def _message(
 def _unknown_key(name: str, section: type[BaseModel] | None) -> str:
     known = list(section.model_fields) if section else []
     same = [key for key in keys.all_keys() if key.rpartition(".")[2] == name]
-    same.sort(key=lambda key: not key.startswith("training."))
+    same.sort(key=lambda key: not key.startswith(("training.", "sweep.")))
+    outer, *inner = name.split(".")
+    if section is Experiment and outer in known and inner:
+        return f"names with dots are for sweep: write `{': {'.join([outer, *inner])}: ...{'}' * len(inner)}`"
     # At the top level a key that is missing its section is likelier than a misspelt section.
     hint = None if same and section is Experiment else nearest(name, known)
     if hint:
