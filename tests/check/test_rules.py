@@ -859,10 +859,21 @@ OTHER_WARNINGS = {  # rules that refuse some and warn of others
     "graphs_leave_expert_overlap_alone": {**OVERLAP, "graphs": "transformer_engine", "graph_modules": ("attn",)},
     "offloading_has_no_graphs": {"cpu_offloading": True, "graphs": "full_iteration"},
 }
+RECOMPUTED_IN_A_GRAPH = {
+    "layers": 4,
+    "graphs": "full_iteration",
+    "recompute": "selective",
+    "recompute_modules": ("core_attn",),
+}
 OTHER_ERRORS = [
     (
         "recomputation_is_outside_graphs",
         {**OTHER_WARNINGS["recomputation_is_outside_graphs"], "attention_dropout": 0.1},
+    ),
+    ("recomputation_is_outside_graphs", {**RECOMPUTED_IN_A_GRAPH, "attention_dropout": 0.1}),
+    (
+        "recomputation_is_outside_graphs",
+        {**RECOMPUTED_IN_A_GRAPH, "graph_modules": (), "recompute_modules": ("mlp", "layernorm"), "dropout": 0.1},
     ),
     ("layers_fill_the_stages", {"layers": 36, "pp": 4, "vpp": 2}),
     ("layers_fill_the_stages", {"layers": 36, "pp": 4, "loss_counts": True}),
@@ -951,6 +962,10 @@ def test_only_cudnns_attention_goes_astray_in_a_graph(other):
     graphed = {"graphs": "full_iteration", "seq_length": 64}
     assert rule(facts(**graphed, bf16=True, fp16=False)) and rule(facts(**graphed, **other)) is None
     assert rule(facts(**graphed, precision="bf16_mixed", bf16=False, fp16=False))  # before Bridge's validation
+
+
+def test_a_graph_of_everything_holds_what_is_recomputed():
+    assert BY_NAME["recomputation_is_outside_graphs"](facts(**RECOMPUTED_IN_A_GRAPH)) is None
 
 
 def test_groups_and_alignments_that_are_legal():

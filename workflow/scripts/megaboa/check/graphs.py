@@ -91,15 +91,17 @@ def graphed_preprocessing_has_no_shared_expert_overlap(f: Facts) -> Broken | Non
 def recomputation_is_outside_graphs(f: Facts) -> Broken | None:
     """A graphed part can't be partly recomputed: megatron-core refuses moe with moe_router, and dropout
     inside; CloudAI refuses all of attn with core_attn or mla_up_proj, mlp with mlp, moe with moe_act, moe or
-    shared_experts, moe_router with moe or shared_experts, and layernorm across them."""
+    shared_experts, moe_router with moe or shared_experts, and layernorm across them. In graphs of whole layers, or of
+    an iteration, only dropout is refused."""
     kernels = f.kernels
     if kernels.graphs == "none" or kernels.recompute != "selective":
         return None
-    recomputed, graphed = set(kernels.recompute_modules), set(kernels.graph_modules)
+    named = set() if kernels.is_graphed_whole else set(kernels.graph_modules)
+    recomputed, graphed = set(kernels.recompute_modules), named or {"attn", "mlp", "moe"}
     clashes = {
         part: sorted(INSIDE[part] & recomputed) for part in INSIDE if part in graphed and INSIDE[part] & recomputed
     }
-    if "layernorm" in recomputed and {"attn", "mlp"} <= graphed and graphed & {"moe", "moe_router"}:
+    if "layernorm" in recomputed and {"attn", "mlp"} <= named and named & {"moe", "moe_router"}:
         clashes["attn, mlp and moe"] = ["layernorm"]
     if not clashes:
         return None
@@ -108,7 +110,7 @@ def recomputation_is_outside_graphs(f: Facts) -> Broken | None:
     text = f"recomputes {said}"
     if _is_refused(f, clashes):
         return Broken("model.recompute_modules", text, (left,))
-    return warning("model.recompute_modules", text, (left,))
+    return warning("model.recompute_modules", text, (left,)) if named else None
 
 
 def _is_refused(f: Facts, clashes: dict[str, list[str]]) -> bool:
