@@ -28,7 +28,7 @@ sys.path.insert(0, str(ROOT / "workflow/scripts"))
 
 from megaboa.observe.goodput import STARTUP, startup
 from megaboa.observe.steps import read_attempts, read_events
-from megaboa.scheduler.local import FORKED
+from megaboa.scheduler.ranks import FORKED
 from megaboa.store_paths import RunStore
 
 Parts = dict[str, float]

@@ -16,7 +16,7 @@ from megaboa.files import write_json
 from megaboa.paths import RunFolder
 from megaboa.run.command import RANK_SCRIPT, rank_command
 from megaboa.run.resume import Beginning
-from megaboa.scheduler.local import FORKED
+from megaboa.scheduler.ranks import FORKED
 from megaboa.store_paths import AttemptFolder, RunStore
 
 

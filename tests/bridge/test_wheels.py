@@ -1,6 +1,7 @@
 """Megatron from wheels: no Makefile, no Apex."""
 
 import sys
+from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -40,8 +41,9 @@ def test_a_run_that_asks_for_it_has_it_by_transformer_engine(layers, monkeypatch
     for name in ("transformer_engine", "transformer_engine.pytorch"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     monkeypatch.setitem(sys.modules, extensions.__name__, extensions)
-    for module in (wheels, kernels):
-        monkeypatch.setattr(module, "is_installed", lambda name: True)
+    libraries = ModuleType("transformer_engine_torch")
+    libraries.__spec__ = ModuleSpec(libraries.__name__, None)
+    monkeypatch.setitem(sys.modules, libraries.__name__, libraries)
     monkeypatch.setattr(kernels, "in_use", set())
     model = SimpleNamespace(gradient_accumulation_fusion=True)
     (said,) = wheels.without_missing_kernels(model, {"model.gradient_accumulation_fusion": True})

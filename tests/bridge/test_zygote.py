@@ -15,6 +15,7 @@ from drivers import cuda_stand_in
 
 from megaboa.bridge import handover, zygote_protocol
 from megaboa.scheduler import local
+from megaboa.scheduler.ranks import FORKED
 
 pytestmark = pytest.mark.slow
 SCRIPTS = Path(handover.__file__).parents[2]
@@ -32,7 +33,7 @@ class Script:
 
     def __init__(self, folder: Path):
         self.folder, self.path = folder, folder / "script.py"
-        self.environment = {**os.environ, local.FORKED: "cpu", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        self.environment = {**os.environ, FORKED: "cpu", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
     def start(self, work: str, *words: str, **options: object) -> subprocess.Popen:
         self.path.write_text(ASK + "".join(f"    {line}\n" for line in work.splitlines()))
@@ -279,7 +280,7 @@ def test_a_killed_zygote_takes_its_children_with_it(script):
 
 def test_without_a_zygote_a_script_works_for_itself(script):
     work = "import os; print(os.getppid(), 'torch' in sys.modules)"
-    assert script.run(work, env={local.FORKED: "0"})[1] == f"{os.getpid()} False\n"
+    assert script.run(work, env={FORKED: "0"})[1] == f"{os.getpid()} False\n"
     assert script.run(work, env={"SLURM_JOB_ID": "1"})[1] == f"{os.getpid()} False\n"
     # One that can't import is no obstacle.
     started = time.monotonic()

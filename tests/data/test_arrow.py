@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megaboa.data.readers import Bad, Format, Records, describe
+from megaboa.data.documents import Bad, Format
+from megaboa.data.readers import Records, describe
 from megaboa.data.shards import divide
 from megaboa.data.sources import file_of, kind_of
 from megaboa.errors import InputError

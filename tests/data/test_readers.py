@@ -1,26 +1,15 @@
 """Records of files of lines and of text, from where a part begins to where it ends."""
 
 import io
-import os
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from making import jsonl, packed, specification
+from making import jsonl, packed
 
 from megaboa.data import readers, sources
-from megaboa.data.readers import (
-    Bad,
-    Format,
-    Records,
-    decode,
-    describe,
-    documents,
-    line_reader,
-    split,
-    text_getter,
-    unpacked,
-)
+from megaboa.data.documents import Bad, Format
+from megaboa.data.readers import Records, describe, documents, split
 from megaboa.data.shards import Part, divide
 from megaboa.errors import InputError
 
@@ -187,86 +176,3 @@ def test_the_limit_counts_texts_and_reads_no_further(tmp_path):
     with pytest.raises(InputError, match=r"a\.jsonl:4: not a line.*set corpora\.c\.on_bad_record to `skip`"):
         list(documents([file], Format(), key="corpora.c"))
     assert list(documents([file], Format(), skip_bad=True)) == ["1", "2"]
-
-
-@pytest.mark.parametrize(("key", "keys"), [("text", ("text",)), (["q", "a.b"], ("q", "a.b"))])
-def test_the_format_of_a_specification(key, keys):
-    asked = specification("", "", "", text_key=key, separator="\n", max_document_mb=3)
-    assert Format.of(asked) == Format(keys, "\n", 3 << 20)
-
-
-def test_text_is_utf8_without_nul_bytes():
-    assert decode("ä世".encode()) == ("ä世",)
-    assert decode(b"a\xff") == Bad("not UTF-8 text (byte 1)")
-    assert "NUL bytes" in decode(b"a\0\0").reason
-
-
-def test_numbers_that_json_does_not_know_are_read_as_python_reads_them():
-    texts = line_reader(Format())
-    assert texts(b'{"text": "a", "score": NaN, "big": 123456789012345678901234567890}') == ["a"]
-    assert "lone surrogate" in texts(b'{"text": "\\ud800", "score": NaN}').reason
-
-
-@pytest.mark.parametrize("score", [b"1", b"NaN"])
-def test_a_line_with_a_text_that_is_too_long_is_refused_by_its_bytes(score):
-    texts = line_reader(Format(max_bytes=1 << 20))
-    for text, fits in (("a" * (1 << 20), True), ("ä" * (1 << 19), True), ("ä" * (1 << 19) + "a", False)):
-        found = texts(b'{"text": "%s", "score": %s}' % (text.encode(), score))
-        assert found == ([text] if fits else Bad("longer than max_document_mb allows (1 MiB)"))
-
-
-@pytest.mark.parametrize(
-    ("record", "found"),
-    [
-        ({"a": {"b": {"c": "x"}}}, ["x"]),
-        ({"a.b.c": "y", "a": 1}, ["y"]),
-        ({"a": {"b.c": "z"}}, None),
-        ({"a": "b"}, None),
-    ],
-)
-def test_nested_keys(record, found):
-    texts = text_getter(Format(("a.b.c",)))(record)
-    assert texts == found if found else isinstance(texts, Bad)
-
-
-def test_a_key_of_a_record_that_is_half_a_character_can_be_shown():
-    assert text_getter(Format())({"\ud800": 1}).reason.encode()
-
-
-def test_a_text_that_is_too_long_is_refused_by_its_bytes():
-    texts = text_getter(Format(max_bytes=1 << 20))
-    assert texts({"text": "a" * (1 << 20)}) == ["a" * (1 << 20)]
-    assert texts({"text": "ä" * (1 << 19) + "a"}) == Bad("longer than max_document_mb allows (1 MiB)")
-
-
-def test_of_many_keys_some_are_named():
-    assert len(text_getter(Format())({f"key{number}": 1 for number in range(1000)}).reason) < 500
-
-
-CONTENT = os.urandom(50_000) + b"lines\n" * 300_000
-
-
-@pytest.mark.parametrize("end", ["gz", "zst"])
-def test_the_content_comes_back_and_the_place_in_the_file_is_known(tmp_path, end):
-    path = packed(tmp_path / f"a.{end}", CONTENT)
-    with unpacked(str(path), end) as (stream, done):
-        first = stream.read(10)
-        assert 0 < done() <= path.stat().st_size
-        assert first + stream.read() == CONTENT
-        assert done() == path.stat().st_size
-
-
-@pytest.mark.parametrize("end", ["gz", "zst"])
-def test_nothing_packed_is_nothing(tmp_path, end):
-    with unpacked(str(packed(tmp_path / f"a.{end}", b"")), end) as (stream, _):
-        assert stream.read() == b""
-
-
-@pytest.mark.parametrize("end", ["gz", "zst"])
-@given(data=st.data())
-def test_wherever_it_is_cut_it_is_never_taken_for_complete(tmp_path_factory, end, data):
-    path = packed(tmp_path_factory.mktemp("cut") / f"a.{end}", b"some text\n" * 50)
-    whole = path.read_bytes()
-    path.write_bytes(whole[: data.draw(st.integers(1, len(whole) - 1))])
-    with pytest.raises(InputError, match="truncated"), unpacked(str(path), end) as (stream, _):
-        stream.read()

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megaboa.data.readers import Format, Records
+from megaboa.data.documents import Format
+from megaboa.data.readers import Records
 from megaboa.data.shards import BLOCK, Part, can_be_cut, divide, overlaps_itself
 from megaboa.records import SourceFile
 

@@ -4,9 +4,10 @@ import datasets
 import pytest
 from making import jsonl
 
-from megaboa.data import sources, stream
+from megaboa.data import hub, sources, stream
+from megaboa.data.documents import Format
 from megaboa.data.pairs import require_unchanged
-from megaboa.data.readers import Format, Records, documents, whole
+from megaboa.data.readers import Records, documents, whole
 from megaboa.data.sources import (
     STDLIB,
     file_of,
@@ -164,7 +165,7 @@ def dataset_folder(tmp_path, monkeypatch):
     for number in range(3):
         dataset(*(f"{number}.{row}" for row in range(4))).to_parquet(tmp_path / "hub" / f"train-{number}.parquet")
     monkeypatch.setattr(stream, "_commit", lambda name, revision: "0123456789abcdef")
-    monkeypatch.setattr(sources, "is_hub_id", lambda name: True)
+    monkeypatch.setattr(hub, "is_id", lambda name: True)
     return tmp_path / "hub"
 
 

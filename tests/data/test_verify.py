@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from megaboa import commands
 from megaboa.data import jobs, verify
-from megaboa.data.readers import Format
+from megaboa.data.documents import Format
 from megaboa.errors import InputError
 from megaboa.files import file_digest, read_json
 from megaboa.records import CorpusFacts, read, write

@@ -19,8 +19,8 @@ from pathlib import Path
 
 from megaboa.records import StandbyOrder, parse
 from megaboa.run import cores
-from megaboa.scheduler.local import DEVICES, FORKED, KEEPER, POLL_SECONDS, LocalRanks
-from megaboa.scheduler.ranks import STACKS_SIGNAL, STARTS
+from megaboa.scheduler.local import DEVICES, POLL_SECONDS, LocalRanks
+from megaboa.scheduler.ranks import FORKED, KEEPER, STACKS_SIGNAL, STARTS
 from megaboa.scheduler.registry import cluster
 
 

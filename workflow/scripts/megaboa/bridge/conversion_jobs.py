@@ -139,7 +139,8 @@ def export_model(
     if layout.world_size > 1 or not target.exists():
         with quietly(), disk_full(target.parent, NO_ROOM):
             _make_fit(source.device)
-            from megaboa.bridge.convert import building, export_run, is_last, process_groups
+            from megaboa.bridge.convert import building, is_last, process_groups
+            from megaboa.bridge.trained import export_run
 
             with process_groups(source.device, layout), building(target) as partial:
                 if partial:

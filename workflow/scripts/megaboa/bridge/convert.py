@@ -29,10 +29,8 @@ from megaboa.bridge import process, weights
 from megaboa.bridge.source import copy_settings, has_weights, saved_tensors
 from megaboa.conversion import WHOLE
 from megaboa.errors import no_room
-from megaboa.files import write_text
 from megaboa.layout import AXES, Layout
-from megaboa.paths import ADAPTER, CHAT_TEMPLATE, RunFolder
-from megaboa.records import ModelSource, RunSpec
+from megaboa.records import ModelSource
 
 # Settings for models that aren't trained: gradient accumulation fusion needs Apex, which may not be installed.
 UNTRAINED = {"gradient_accumulation_fusion": False}
@@ -79,20 +77,6 @@ def _full_disks_told() -> Iterator[None]:
         FileSystemWriterAsync.write_preloaded_data = staticmethod(write)
 
 
-def export_run(
-    run: RunFolder, source: ModelSource, checkpoint: Path, folder: Path, file_bytes: int, layout: Layout = WHOLE
-) -> None:
-    """Export a run's checkpoint, with the chat template that it was fine-tuned with. Adapters are merged, and also
-    written next to the model."""
-    if run.run.has_adapters:
-        bridge = converter_of(source)
-        export_model(bridge, export_adapters(bridge, run, source, checkpoint, folder), source, folder, file_bytes)
-    else:
-        export_checkpoint(source, checkpoint, folder, file_bytes, layout)
-    if is_last():
-        add_template(run.run, folder)
-
-
 def export_checkpoint(
     source: ModelSource, checkpoint: Path, folder: Path, file_bytes: int, layout: Layout = WHOLE
 ) -> None:
@@ -117,37 +101,6 @@ def export_model(
     else:
         deque(tensors, maxlen=0)
     from_all(None)
-
-
-def export_adapters(
-    bridge: AutoBridge, run: RunFolder, source: ModelSource, checkpoint: Path, folder: Path
-) -> list[torch.nn.Module]:
-    """Write the adapters of a checkpoint, in one process; returns the model with the adapters merged."""
-    from megaboa.bridge import adapters
-
-    model = adapters.load(bridge, run, checkpoint)
-    adapters.save(bridge, model, run, source, folder / ADAPTER)
-    magnitudes = adapters.magnitudes(model)
-    adapters.merge(model)
-    if magnitudes:
-        adapters.add_magnitudes(bridge, model, folder / ADAPTER, magnitudes)
-    return model
-
-
-def add_template(run: RunSpec, folder: Path) -> None:
-    if run.chat_template is not None:
-        write_text(folder / CHAT_TEMPLATE, run.chat_template)
-
-
-def load_trained(bridge: AutoBridge, run: RunFolder, checkpoint: Path, layout: Layout = WHOLE) -> list[torch.nn.Module]:
-    """The trained model of a run's checkpoint, with adapters merged. A model with adapters is loaded by one process."""
-    from megaboa.bridge import adapters
-
-    if not run.run.has_adapters:
-        return load_checkpoint(bridge, checkpoint, layout)
-    model = adapters.load(bridge, run, checkpoint)
-    adapters.merge(model)
-    return model
 
 
 def hf_tensors(bridge: AutoBridge, model: list[torch.nn.Module]) -> Iterator[tuple[str, torch.Tensor]]:

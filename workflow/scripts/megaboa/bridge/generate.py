@@ -10,8 +10,9 @@ from megatron.core.utils import unwrap_model
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
 from megaboa.bridge import reference
-from megaboa.bridge.convert import bridge_of, from_all, is_last, load_trained, process_groups
+from megaboa.bridge.convert import bridge_of, from_all, is_last, process_groups
 from megaboa.bridge.logits import compute_in_fp32, megatron_logits
+from megaboa.bridge.trained import load_trained
 from megaboa.conversion import WHOLE
 from megaboa.layout import Layout
 from megaboa.paths import RunFolder

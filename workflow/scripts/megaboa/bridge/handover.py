@@ -27,7 +27,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from megaboa.bridge import zygote_protocol as protocol
-from megaboa.scheduler.local import FORKED, HELD, KEEPER, die_with_parent, may_be_forked
+from megaboa.scheduler.local import die_with_parent, may_be_forked
+from megaboa.scheduler.ranks import FORKED, HELD, KEEPER
 
 POLL_SECONDS = 0.2
 CONNECT_SECONDS = 20.0  # until the zygote listens, which precedes its imports

@@ -6,13 +6,12 @@ docs/benchmarks/h200.md has their measured effects.
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-
-from megaboa.bridge.wheels import is_installed
 
 in_use: set[str] = set()  # requested by this process's recipe; preflight counts memory accordingly
 
@@ -47,7 +46,7 @@ def _gradients() -> None:
     """Accumulate weight gradients inside matrix products in the output layer too, without Apex."""
     from megatron.core.tensor_parallel import layers
 
-    if layers._grad_accum_fusion_available or not is_installed("transformer_engine_torch"):
+    if layers._grad_accum_fusion_available or importlib.util.find_spec("transformer_engine_torch") is None:
         return
     from transformer_engine.pytorch.cpp_extensions import general_gemm
 

@@ -22,7 +22,8 @@ from megaboa.bridge import flight
 from megaboa.errors import InputError
 from megaboa.layout import Layout
 from megaboa.scheduler import adopt_rank
-from megaboa.scheduler.local import FORKED, die_with_parent
+from megaboa.scheduler.local import die_with_parent
+from megaboa.scheduler.ranks import FORKED
 
 reached: dict[str, float] = {}  # phases that this process has completed, and when (unix seconds)
 _forked_for: str | None = None

@@ -29,14 +29,11 @@ from megaboa.blends import SPLITS
 from megaboa.bridge import adapters, configuration, datasets, reference, tuned_samples, weights
 from megaboa.bridge.as_trained import as_trained
 from megaboa.bridge.convert import (
-    add_template,
     converter_of,
-    export_adapters,
     from_all,
     hf_tensors,
     is_last,
     load_checkpoint,
-    load_trained,
     process_groups,
 )
 from megaboa.bridge.logits import same_logits
@@ -54,6 +51,7 @@ from megaboa.bridge.tensor_checks import (
     trained,
     trained_from_scratch,
 )
+from megaboa.bridge.trained import add_template, export_adapters, load_trained
 from megaboa.bridge.verdict import check
 from megaboa.bridge.weights import Tensors
 from megaboa.conversion import WHOLE

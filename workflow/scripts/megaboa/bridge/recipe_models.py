@@ -12,7 +12,6 @@ import importlib
 import importlib.util
 import inspect
 import itertools
-import os
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -131,7 +130,7 @@ def naming_the_lines(recipe: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        own = os.path.abspath(os.path.expanduser(recipe))
+        own = str(Path(recipe).expanduser().absolute())
         calls = itertools.dropwhile(lambda call: call.filename != own, traceback.extract_tb(error.__traceback__))
         if told := [_call(call, own, recipe) for call in calls]:
             left_out = ["..."] if len(told) > 2 * CALLS else []

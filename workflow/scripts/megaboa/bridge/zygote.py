@@ -32,7 +32,8 @@ from typing import Any
 from megaboa.bridge import process
 from megaboa.bridge import zygote_protocol as protocol
 from megaboa.run import cuda_driver
-from megaboa.scheduler.local import KEEPER, die_with_parent
+from megaboa.scheduler.local import die_with_parent
+from megaboa.scheduler.ranks import KEEPER
 
 IDLE_SECONDS = 30.0
 REFUSING_SECONDS = 600.0  # for so long, a zygote that can't fork answers with the reason, and no other one starts

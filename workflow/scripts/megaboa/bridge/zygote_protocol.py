@@ -16,7 +16,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from megaboa.scheduler.local import FORKED, KEEPER
+from megaboa.scheduler.ranks import FORKED, KEEPER
 
 START_SECONDS = 120.0  # for the import of Bridge, on a busy machine
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)

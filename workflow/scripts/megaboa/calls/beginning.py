@@ -18,7 +18,7 @@ from megaboa.plan import Plan, device, restarts, screen
 from megaboa.plan.screen import describe, submission
 from megaboa.run import bad_nodes
 from megaboa.run.identity import is_trained
-from megaboa.scheduler import local
+from megaboa.scheduler.ranks import FORKED
 from megaboa.scheduler.registry import cluster
 
 MAKE_INPUTS = {"get_model", "import_model", "train_tokenizer", "merge_corpus"}  # their results are in a run's identity
@@ -112,8 +112,8 @@ def require_gpus(loaded: LoadedExperiment, executor: str, starts_ranks: bool) ->
 def use_zygote(plan: Plan, executor: str) -> None:
     """Let jobs that need Bridge be forked from one process, if all jobs run on this machine and in this Python."""
     here = executor == "local" and plan.experiment.image.runtime == "none"
-    wanted = here and os.environ.get(local.FORKED) != "0"
-    os.environ[local.FORKED] = plan.experiment.device if wanted else "0"
+    wanted = here and os.environ.get(FORKED) != "0"
+    os.environ[FORKED] = plan.experiment.device if wanted else "0"
 
 
 def introduce(plan: Plan, on_cluster: bool) -> None:

@@ -19,8 +19,8 @@ from megaboa.config.models.experiment import Experiment
 from megaboa.config.models.model import Model, Tokenizer
 from megaboa.config.problems import Problem, choose, nearest, show
 from megaboa.config.yaml_file import Places, dotted
-from megaboa.data import filters, pairs, tokenizer_files
-from megaboa.data.sources import STDLIB, file_stems, files_of, hub_id, is_hub_id
+from megaboa.data import filters, hub, pairs, tokenizer_files
+from megaboa.data.sources import STDLIB, file_stems, files_of, hub_id
 from megaboa.errors import InputError
 from megaboa.image import dockerfile, image_file
 from megaboa.image.pins import build_arguments
@@ -398,7 +398,7 @@ def _one_source_problem(source: str) -> list[str]:
     if source == STDLIB:
         return []
     if (name := hub_id(source)) is not None:
-        return [] if is_hub_id(name) else [f"{source!r} must be `hf:` and an id of the hub, as in hf:owner/name"]
+        return [] if hub.is_id(name) else [f"{source!r} must be `hf:` and an id of the hub, as in hf:owner/name"]
     try:
         files_of(str(FilePath(source).expanduser()), split=None)
     except InputError as error:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow
 import pyarrow.parquet
 
-from megaboa.data.readers import Bad, Format, Record, Records, text_getter
+from megaboa.data.documents import Bad, Format, Record, text_getter
 from megaboa.data.shards import Part
 from megaboa.errors import InputError
 from megaboa.records import SourceFile
@@ -17,7 +17,13 @@ ROWS = 1000  # maximum number of rows read at once
 BYTES = 16 << 20
 
 
-def rows(file: SourceFile, part: Part, form: Format, progress: Records) -> Iterator[Record]:
+class Progress(Protocol):
+    """Told how much of a part is read."""
+
+    share: float
+
+
+def rows(file: SourceFile, part: Part, form: Format, progress: Progress) -> Iterator[Record]:
     """The rows of a part: tables are cut in proportion to their bytes."""
     read = _parquet if file.kind == "parquet" else _arrow
     try:
@@ -36,7 +42,7 @@ def few(rows: int, size: int) -> int:
     return max(1, min(ROWS, BYTES * rows // max(1, size)))
 
 
-def _parquet(file: SourceFile, part: Part, form: Format, progress: Records) -> Iterator[Record]:
+def _parquet(file: SourceFile, part: Part, form: Format, progress: Progress) -> Iterator[Record]:
     with pyarrow.parquet.ParquetFile(file.path, buffer_size=1 << 20) as table:
         columns = _columns(table.schema_arrow.names, form, file.path)
         first, last = span(part, file.size, table.metadata.num_rows)
@@ -54,7 +60,7 @@ def _parquet(file: SourceFile, part: Part, form: Format, progress: Records) -> I
             begin = end
 
 
-def _arrow(file: SourceFile, part: Part, form: Format, progress: Records) -> Iterator[Record]:
+def _arrow(file: SourceFile, part: Part, form: Format, progress: Progress) -> Iterator[Record]:
     with pyarrow.memory_map(file.path) as stream:
         count = sum(batch.num_rows for batch in _batches(stream))
         first, last = span(part, file.size, count)
@@ -92,7 +98,7 @@ def _columns(names: Sequence[str], form: Format, path: str) -> list[str]:
 
 
 def _rows(
-    batch: pyarrow.RecordBatch, position: int, first: int, last: int, form: Format, progress: Records
+    batch: pyarrow.RecordBatch, position: int, first: int, last: int, form: Format, progress: Progress
 ) -> Iterator[Record]:
     begin, end = max(first - position, 0), min(last - position, batch.num_rows)
     if begin >= end:

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from megaboa.data.readers import Format, Record, text_getter
+from megaboa.data.documents import Format, Record, text_getter
 from megaboa.records import SourceFile, Tree
 
 SYSTEM = "You explain Python's standard library in one sentence."

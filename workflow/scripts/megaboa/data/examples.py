@@ -13,7 +13,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from megaboa.data.readers import Bad, Format, Records, describe, refuse, whole
+from megaboa.data.documents import Bad, Format
+from megaboa.data.readers import Records, describe, refuse, whole
 from megaboa.data.verify import Verdict
 from megaboa.errors import InputError
 from megaboa.files import file_digest

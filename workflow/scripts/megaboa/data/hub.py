@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +17,12 @@ if TYPE_CHECKING:
 
 # Files of an earlier push. A new one deletes those that it doesn't have, because transformers would read them first.
 REPLACED = ["*.safetensors", "*.safetensors.index.json"]
+_ID = re.compile(r"[\w.-]+/[\w.-]+")
 CLIENTS = ("httpx", "requests")  # HTTP clients of huggingface_hub, since 1.0 and before
+
+
+def is_id(name: str) -> bool:
+    return _ID.fullmatch(name) is not None
 
 
 class HubError(InputError):

@@ -22,9 +22,10 @@ import tokenizers
 
 from megaboa import store
 from megaboa.data import examples, filters, given, sources, tokenizer, tokenizer_files, verify
+from megaboa.data.documents import Format
 from megaboa.data.encoder import Encoder
 from megaboa.data.merging import merge
-from megaboa.data.readers import Format, documents
+from megaboa.data.readers import documents
 from megaboa.data.shards import divide
 from megaboa.data.tokenizing import Options, tokenize_shard
 from megaboa.errors import InputError, disk_full

@@ -1,72 +1,25 @@
 """Reads the records of a part of one file: decompressed, split, and with their texts extracted.
 
 A bad record is returned with its reason, not raised, because the corpus decides what to do. An error in the whole file
-is an `InputError`; a truncated compressed file is never accepted as complete.
+is an `InputError`.
 """
 
 from __future__ import annotations
 
-import contextlib
-import gzip
-import io
 import itertools
-import json
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from megaboa.data.filters import Dropped, Failed, Judge
+from megaboa.data.compressed import unpacked
+from megaboa.data.documents import Bad, Format, Record, is_blank, line_reader, too_long
 from megaboa.data.shards import BLOCK, Part, can_be_cut
 from megaboa.errors import InputError
-from megaboa.records import SourceFile, TextSpec
+from megaboa.records import SourceFile
 
 CHUNK = 1 << 20
-SHOWN_KEYS = 20
 
 Piece = bytes | memoryview
-
-
-@dataclass(frozen=True)
-class Bad:
-    """Why a record can't be used."""
-
-    reason: str
-
-
-# Position of a record (a byte for divisible files, a row for tables, else the record's number), and its texts by key.
-Texts = Sequence[str] | Bad | Dropped | Failed
-Record = tuple[int, Texts]
-
-
-@dataclass(frozen=True)
-class Format:
-    """How documents are found in files."""
-
-    keys: tuple[str, ...] = ("text",)
-    separator: str | None = None
-    max_bytes: int = 128 << 20
-    judge: Judge | None = None  # the user's filter
-    named: str = "text_key"  # the option that names the keys; unless it is text_key, their values need not be text
-
-    @property
-    def is_text(self) -> bool:
-        return self.named == "text_key"
-
-    @classmethod
-    def of(cls, spec: TextSpec, judge: Judge | None = None) -> Format:
-        keys = (spec.text_key,) if isinstance(spec.text_key, str) else tuple(spec.text_key)
-        return cls(keys, spec.separator, spec.max_document_mb << 20, judge)
-
-    def judged(self, record: dict[str, Any], texts: Sequence[str]) -> Sequence[str] | Dropped | Failed:
-        """The texts of a record, or the filter's objection."""
-        return (self.judge and self.judge(record, texts[0])) or texts
-
-    def decoded(self, content: bytes) -> Texts:
-        """A document of a text file, as a record with one key."""
-        texts = decode(content)
-        return texts if isinstance(texts, Bad) else self.judged({"text": texts[0]}, texts)
 
 
 class Records:
@@ -223,10 +176,6 @@ def documents(
     return itertools.islice((text for text in texts if not is_blank(text)), limit)
 
 
-def is_blank(text: str) -> bool:
-    return not text or text.isspace()
-
-
 def refuse(file: SourceFile, position: int, form: Format, record: Bad, key: str) -> InputError:
     where = describe(file, position, form)
     return InputError(f"{where}: {record.reason}; fix or remove the record, or set {key}.on_bad_record to `skip`")
@@ -238,137 +187,3 @@ def _texts(file: SourceFile, number: int, form: Format, skip_bad: bool, key: str
             yield from texts  # without the filter, because a tokenizer is trained on all of the text
         elif not skip_bad:
             raise refuse(file, position, form, texts, key)
-
-
-def decode(content: bytes) -> Sequence[str] | Bad:
-    if (place := content.find(0)) >= 0:
-        return Bad(f"holds NUL bytes, as a crashed writer leaves them (byte {place})")
-    try:
-        return (content.decode(),)
-    except UnicodeDecodeError as error:
-        return Bad(f"not UTF-8 text (byte {error.start})")
-
-
-def too_long(max_bytes: int) -> Bad:
-    return Bad(f"longer than max_document_mb allows ({max_bytes >> 20} MiB)")
-
-
-def line_reader(form: Format) -> Callable[[bytes | memoryview], Texts]:
-    """A function that parses a line of JSON into its texts, by the fast parser or, if that refuses, by Python's own
-    (for NaN)."""
-    import orjson
-
-    # The fast parser refuses lone surrogates, so there is no need to search for them again.
-    quick, careful = text_getter(form, surrogates=False), text_getter(form)
-
-    def texts(line: bytes | memoryview) -> Texts:
-        try:
-            return quick(orjson.loads(line))
-        except orjson.JSONDecodeError:
-            return careful(json.loads(bytes(line)))
-
-    return texts
-
-
-def text_getter(form: Format, surrogates: bool = True) -> Callable[[Any], Texts]:
-    """A function that extracts a record's texts. `a.b` is either a key of that name, or `b` within `a`.
-
-    `surrogates=False`: there can be no lone surrogates.
-    """
-    keys = form.keys
-    surely_short = form.max_bytes // 4 if not surrogates else -1
-    steps = [key.split(".") for key in keys]
-
-    def texts(record: Any) -> Texts:
-        if not isinstance(record, dict):
-            return Bad(f"a JSON {type(record).__name__}, where an object with the key {keys[0]!r} is needed")
-        found = []
-        for key, path in zip(keys, steps, strict=True):
-            value: Any = record
-            for step in [key] if key in record else path:
-                if not isinstance(value, dict) or step not in value:
-                    some = sorted(map(str, record))[:SHOWN_KEYS]
-                    return Bad(f"no key {key!r}; set the corpus's `{form.named}` to one of {some}")
-                value = value[step]
-            if not form.is_text:
-                found.append(value)
-                continue
-            if not isinstance(value, str):
-                return Bad(
-                    f"{key!r} holds {type(value).__name__}, not a string; set `text_key` to the field with the text"
-                )
-            if len(value) > surely_short:
-                if (size := utf8_bytes(value)) is None:
-                    return Bad(f"{key!r} holds half a character (a lone surrogate)")
-                if size > form.max_bytes:
-                    return too_long(form.max_bytes)
-            found.append(value)
-        return found if form.judge is None else form.judged(record, found)
-
-    return texts
-
-
-def utf8_bytes(text: str) -> int | None:
-    """Length of a text as UTF-8; None if it can't be encoded."""
-    if text.isascii():
-        return len(text)
-    try:
-        return len(text.encode())
-    except UnicodeEncodeError:
-        return None
-
-
-class TruncatedError(Exception):
-    """A compressed file is truncated."""
-
-
-@contextlib.contextmanager
-def unpacked(path: str, packed: str | None) -> Iterator[tuple[IO[bytes], Callable[[], int]]]:
-    """The content of a file that may be compressed (.gz or .zst), and a function for the number of bytes read of the
-    file."""
-    with Path(path).open("rb") as raw:
-        if packed is None:
-            yield raw, raw.tell
-            return
-        inner = gzip.GzipFile(fileobj=raw) if packed == "gz" else _Zstd(raw)
-        with io.BufferedReader(inner, CHUNK) as stream:
-            try:
-                yield stream, raw.tell
-            except (EOFError, zlib.error, gzip.BadGzipFile, TruncatedError) as error:
-                raise InputError(
-                    f"{path}: the compressed file is damaged or truncated ({error}); copy it again"
-                ) from error
-
-
-class _Zstd(io.RawIOBase):
-    """A reader that detects truncated files, which zstandard's own takes for complete."""
-
-    def __init__(self, raw: IO[bytes]) -> None:
-        import zstandard
-
-        self._new = zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj
-        self._error = zstandard.ZstdError
-        self._raw, self._frame, self._ready = raw, None, b""
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while not self._ready:
-            rest = self._frame.unused_data if self._frame and self._frame.eof else b""
-            if self._frame is not None and self._frame.eof:
-                self._frame = None
-            data = rest or self._raw.read(1 << 17)
-            if not data:
-                if self._frame is not None:
-                    raise TruncatedError("its last frame has no end")
-                return 0
-            self._frame = self._frame or self._new()
-            try:
-                self._ready = self._frame.decompress(data)
-            except self._error as error:
-                raise TruncatedError(str(error)) from error
-        taken = self._ready[: len(buffer)]
-        self._ready = self._ready[len(taken) :]
-        buffer[: len(taken)] = taken
-        return len(taken)

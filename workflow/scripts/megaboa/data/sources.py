@@ -38,7 +38,6 @@ SUFFIXES = (*KINDS, *(kind + packed for kind in (".jsonl", ".txt") for packed in
 # Folders of the standard library with installed packages, test data, or build leftovers.
 NOT_STDLIB = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test", "lib2to3"}
 REMEMBERED_BYTES = 64 << 20  # for smaller files, reading again is faster than caching the checksum
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def file_of(path: Path, kind: str, packed: str | None = None) -> SourceFile:
@@ -53,10 +52,6 @@ def as_list(source: str | list[str]) -> list[str]:
 def hub_id(source: str) -> str | None:
     """`owner/name` of a dataset on the hub; None if the source isn't one."""
     return source.removeprefix(HUB) if source.startswith(HUB) else None
-
-
-def is_hub_id(name: str) -> bool:
-    return _HUB_ID.fullmatch(name) is not None
 
 
 def paths(source: str | list[str]) -> list[str]:

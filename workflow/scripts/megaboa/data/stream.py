@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from megaboa.data import hub
-from megaboa.data.readers import Format, Record, text_getter
-from megaboa.data.sources import is_hub_id
+from megaboa.data.documents import Format, Record, text_getter
 from megaboa.errors import InputError
 from megaboa.records import HubShard, SourceFile
 
@@ -61,7 +60,7 @@ def _commit(name: str, revision: str | None) -> str:
     from huggingface_hub import HfApi, errors
 
     where = f"corpus source hf:{name}" + (f" at revision {revision!r}" if revision else "")
-    if not is_hub_id(name):
+    if not hub.is_id(name):
         raise InputError(f"{where}: not a Hugging Face id (`hf:owner/name`)")
     try:
         with hub.refusals(where, page=f"datasets/{name}"):

@@ -15,12 +15,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from megaboa.data.documents import Bad, Format, is_blank
 from megaboa.data.encoder import Encoder, Gate, Tokens
 from megaboa.data.filters import Dropped, Failed, Judge, Tally
 from megaboa.data.indexed import in_pieces
 from megaboa.data.largefile import LargeFile
 from megaboa.data.pairs import require_unchanged
-from megaboa.data.readers import Bad, Format, Records, describe, is_blank, refuse
+from megaboa.data.readers import Records, describe, refuse
 from megaboa.data.shards import BLOCK, Part
 from megaboa.errors import InputError
 from megaboa.files import flush

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
+from megaboa.data.documents import Bad, Format, Texts
 from megaboa.data.encoder import Encoder
 from megaboa.data.filters import Dropped, Failed
 from megaboa.data.indexed import Index, mapped
 from megaboa.data.pairs import require_unchanged
-from megaboa.data.readers import Bad, Format, Records, Texts, describe, whole
+from megaboa.data.readers import Records, describe, whole
 from megaboa.data.shards import Part, can_be_cut
 from megaboa.files import file_digest
 from megaboa.records import Corpus, CorpusFacts, Dataset, SourceFile, Sources

@@ -16,7 +16,7 @@ from megaboa.config.models.outputs import Along, Figure
 from megaboa.config.models.resources import Budget
 from megaboa.config.problems import choose
 from megaboa.config.published import PublishedError, load_published
-from megaboa.data.sources import is_hub_id
+from megaboa.data.hub import is_id
 from megaboa.paths import ExperimentFolder
 from megaboa.plan import device, documents, tasks
 from megaboa.plan.choices import Choice, Place, Problems, TreePath, bad_names, choices_of, seeds, twins
@@ -299,7 +299,7 @@ class Asked:
         for run, repository in self.experiment.export.push.items():
             if run not in exports:
                 self.problems.add(("export", "push", run), choose(run, exports, "exported run"))
-            if not is_hub_id(repository):
+            if not is_id(repository):
                 self.problems.add(("export", "push", run), f"{repository!r} is not a hub repository: `owner/name`")
 
     def evaluated(self, exports: list[str]) -> list[str]:

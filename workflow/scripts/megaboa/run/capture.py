@@ -16,7 +16,7 @@ from megaboa.run.identity import identity_of
 from megaboa.run.inputs import check_data, check_image, check_nodes
 from megaboa.scheduler import local
 from megaboa.scheduler.protocol import Place
-from megaboa.scheduler.ranks import Ended
+from megaboa.scheduler.ranks import FORKED, Ended
 from megaboa.store_paths import AttemptFolder, RunStore
 
 WRAPPER = Path(__file__).parents[2] / "profile_rank.py"
@@ -67,7 +67,7 @@ def _profile(folder: RunFolder, site: Place, identity: Identity, target: Attempt
 
 def _run(site: Place, command: list[str], folder: RunFolder, target: AttemptFolder) -> Ended:
     # A profiler only sees processes that it has started itself, so ranks must not be forked by another process.
-    environment = {**rank_environment(folder, environment=environment_digest(folder)), local.FORKED: "0"}
+    environment = {**rank_environment(folder, environment=environment_digest(folder)), FORKED: "0"}
     with sites.image_shared(site, target.image):
         ranks = site.start(command, folder.run.world_size, target.path, environment)
         try:

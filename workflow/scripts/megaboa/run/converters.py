@@ -16,7 +16,7 @@ from megaboa.records import ConversionSpec, Image, LaunchSpec
 from megaboa.run import failures, gpus, site
 from megaboa.scheduler import local
 from megaboa.scheduler.answers import UnreachableError
-from megaboa.scheduler.ranks import Ended, layered, threads_environment
+from megaboa.scheduler.ranks import FORKED, Ended, layered, threads_environment
 from megaboa.scheduler.registry import cluster
 from megaboa.store_paths import AttemptFolder
 
@@ -68,7 +68,7 @@ def to_the_end(
         try:
             environment = environment_of(launch, device)
             if place.job:  # the process that a node's ranks are forked from can only train
-                environment[local.FORKED] = "0"
+                environment[FORKED] = "0"
             ranks = place.start([site.python_of(launch), *words], count, logs, environment)
         except FileNotFoundError as error:
             raise InputError(f"the ranks can't be started: there is no {error.filename} here") from None

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from megaboa.scheduler.local import HELD
+from megaboa.scheduler.ranks import HELD
 
 LIVES = 5  # per call, or per life of its job
 GONE_SECONDS = 30.0

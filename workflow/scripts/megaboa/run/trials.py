@@ -34,7 +34,7 @@ from megaboa.run.identity import identity_of
 from megaboa.run.inputs import check_data, check_image, check_nodes
 from megaboa.scheduler import local
 from megaboa.scheduler.protocol import Place
-from megaboa.scheduler.ranks import Ended, Ranks
+from megaboa.scheduler.ranks import FORKED, KEEPER, Ended, Ranks
 from megaboa.store_paths import AttemptFolder, RunStore
 
 POLL_SECONDS = 0.05
@@ -144,7 +144,7 @@ class _Importers:
         wanted = rank_environment(run, environment=self.packages)
         if not self.is_possible:
             return wanted
-        wanted |= {local.FORKED: run.run.device, local.KEEPER: str(os.getpid())}
+        wanted |= {FORKED: run.run.device, KEEPER: str(os.getpid())}
         key = files.digest(wanted)
         if key not in self.running or self.running[key].poll() is not None:
             self.running[key] = subprocess.Popen(

@@ -20,6 +20,9 @@ from pathlib import Path
 from megaboa.causes import Failure
 from megaboa.scheduler.protocol import Container, Environment
 from megaboa.scheduler.ranks import (
+    FORKED,
+    HELD,
+    KEEPER,
     LAST_WORDS_SECONDS,
     OF_A_RANK,
     STACKS_SIGNAL,
@@ -32,10 +35,6 @@ from megaboa.scheduler.ranks import (
 
 POLL_SECONDS = 0.1
 ADDRESS = "127.0.0.1"
-# Variables: the device, if ranks may be forked by a process that isn't ours; pipe ends that they then keep open for
-# life.
-FORKED, HELD = "MEGABOA_ZYGOTE", "MEGABOA_HELD"
-KEEPER = "MEGABOA_KEEPER"  # pid of the process that keeps this node's ranks, and starts the zygote that forks them
 DEVICES = ("cpu", "cuda")
 _PR_SET_PDEATHSIG = 1
 

@@ -22,6 +22,10 @@ from typing import Protocol
 STACKS_SIGNAL = signal.SIGUSR2
 # Time for ranks to log why they end after another one failed. In a collective on a GPU they would wait forever.
 LAST_WORDS_SECONDS = 3.0
+# Variables: the device, if ranks may be forked by a process that isn't ours; pipe ends that they then keep open for
+# life.
+FORKED, HELD = "MEGABOA_ZYGOTE", "MEGABOA_HELD"
+KEEPER = "MEGABOA_KEEPER"  # pid of the process that keeps this node's ranks, and starts the zygote that forks them
 STARTS = "starts ranks "  # logged by a node's task before it starts ranks
 _SIOCGIFADDR = 0x8915
 

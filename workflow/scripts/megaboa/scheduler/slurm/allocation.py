@@ -15,9 +15,8 @@ from pathlib import Path
 from megaboa.causes import Failure
 from megaboa.records import LaunchSpec, StandbyOrder, line
 from megaboa.scheduler.answers import NoPlaceError, UnreachableError
-from megaboa.scheduler.local import FORKED
 from megaboa.scheduler.protocol import Container, Environment
-from megaboa.scheduler.ranks import GO, OF_A_RANK, RENDEZVOUS, Ranks, step_on_nodes
+from megaboa.scheduler.ranks import FORKED, GO, OF_A_RANK, RENDEZVOUS, Ranks, step_on_nodes
 from megaboa.scheduler.slurm import job_ends, queries, shared_images
 from megaboa.scheduler.slurm.srun import NODE_LOG, SRUN_LOG, STEP, SrunRanks, end_step, srun_command, without_options
 from megaboa.store_paths import AttemptFolder
