@@ -204,7 +204,7 @@ def be_a_rank(
     from megatron.bridge.training import pretrain as bridge
     from megatron.bridge.training.callbacks import Callback
 
-    from megaboa.bridge import train
+    from megaboa.bridge import train, training
     from megaboa.bridge.nudge import nudge
 
     class Change(Callback):
@@ -226,7 +226,7 @@ def be_a_rank(
     folder.launch.trackers["tensorboard"] = False
     folder.run.training["eval_iters"] = 0
     words = [f"--run={folder.path}", f"--store={store.path}", f"--attempt={attempt.path}"]
-    train.train(folder, store, attempt, train.arguments(words))
+    training.train(training.Rank(folder, store, attempt, train.arguments(words)))
     os._exit(0)
 
 

@@ -17,7 +17,7 @@ from megaboa.store_paths import RunStore
 ATTEMPT = """
 import sys
 from pathlib import Path
-from megaboa.bridge.train import continue_mlflow_run
+from megaboa.bridge.trackers import continue_mlflow_run
 from megaboa.store_paths import RunStore
 store, loaded = RunStore(Path(sys.argv[1])), sys.argv[2]
 continue_mlflow_run(store, store.mlflow_uri)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -205,6 +206,9 @@ MISTAKES = [
     mistake("missing corpus file", "corpora.text.source", "'nowhere/*.jsonl': no such file", replace=("python-stdlib", "nowhere/*.jsonl")),
     mistake("corpora with files of the same name", "corpora.text_b", "its files text_b.bin and text_b.idx would be those of the corpus 'text': rename one", replace=("{source: python-stdlib}", "{source: python-stdlib, text_key: [b, c]}\n  text_b: {source: python-stdlib}")),
     mistake("missing existing tokens", "corpora.old.megatron", "there is neither nowhere/a.bin nor nowhere/a.idx", replace=(OLD, OLD + "  old: {megatron: nowhere/a}\n")),
+    mistake("tokens that were cut short", "corpora.old.megatron", "torn.bin has 3 bytes, and torn.idx is the index of 4: copy both files again", replace=(OLD, OLD + "  old: {megatron: torn}\n")),
+    mistake("an index that was cut short", "corpora.old.megatron", "short.idx has 61 bytes instead of 62: copy both", replace=(OLD, OLD + "  old: {megatron: short}\n")),
+    mistake("an index that is none", "corpora.old.megatron", "none.idx is not a Megatron index: copy both", replace=(OLD, OLD + "  old: {megatron: none}\n")),
     mistake("source and megatron", "corpora.text", "needs exactly one of source and megatron; given: both", replace=("{source: python-stdlib}", "{source: python-stdlib, megatron: nowhere/a}")),
     mistake("neither source nor megatron", "corpora.text", "needs exactly one of source and megatron; given: none", replace=("{source: python-stdlib}", "{limit: 3}")),
     mistake("missing filter", "corpora.text.filter", "there is no file 'nowhere.py': check the path", replace=("{source: python-stdlib}", "{source: python-stdlib, filter: nowhere.py}")),
@@ -303,7 +307,9 @@ def test_mistake(mistake: Mistake, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.chdir(tmp_path)
     old, new = mistake.replace
     assert not old or old in GOOD
-    write_indexed(Path("old"), [[1, 2]])
+    for name, ending, size in (("old", "bin", 4), ("torn", "bin", 3), ("short", "idx", 61), ("none", "idx", 9)):
+        write_indexed(Path(name), [[1, 2]])
+        os.truncate(f"{name}.{ending}", size)
     Path("v.json").write_text("{}")
     Path("broken.py").write_text("recipe(\n")
     for folder, text in {"broken": '{"model_type":', "listed": "[1]"}.items():

@@ -1,4 +1,6 @@
-"""The header of an .idx file, as Megatron-Core writes it: version, token type, and counts. Standard library only."""
+"""The header of an .idx file, as Megatron-Core writes it: version, token type, and counts. Then come a length (32 bits)
+and a pointer into the .bin (64 bits) of each sequence, and the number of each document's first sequence (64 bits).
+Standard library only."""
 
 from __future__ import annotations
 
@@ -6,9 +8,11 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
+AGAIN = "copy both files again, or write them again"
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
 CODES = {"uint8": 1, "int8": 2, "int16": 3, "int32": 4, "int64": 5, "uint16": 8}  # Megatron's DType, without floats
+BYTES = {"uint8": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8, "uint16": 2}
 _LAYOUT = struct.Struct("<9sQBQQ")
 HEADER_BYTES = _LAYOUT.size
 
@@ -18,6 +22,11 @@ class Header:
     dtype: str
     sequences: int
     boundaries: int  # number of documents, plus one
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole file."""
+        return HEADER_BYTES + self.sequences * 12 + self.boundaries * 8
 
     def pack(self) -> bytes:
         return _LAYOUT.pack(MAGIC, VERSION, CODES[self.dtype], self.sequences, self.boundaries)
@@ -34,3 +43,22 @@ def read_header(path: str | Path) -> Header:
     if version != VERSION or code not in kinds:
         raise ValueError(f"{path}: unknown version {version} or type {code} of tokens")
     return Header(kinds[code], sequences, boundaries)
+
+
+def mismatch(prefix: str) -> str | None:
+    """What the sizes of a pair of .bin and .idx say against it. Only the ends of the .idx's lists are read."""
+    path, data = Path(f"{prefix}.idx"), Path(f"{prefix}.bin")
+    header = read_header(path)
+    if (size := path.stat().st_size) != header.size:
+        return f"{path} has {size:,} bytes instead of {header.size:,}: {AGAIN}"
+    if not header.sequences:
+        return None
+    with path.open("rb") as stream:
+        stream.seek(HEADER_BYTES + (header.sequences - 1) * 4)
+        [length] = struct.unpack("<i", stream.read(4))
+        stream.seek(HEADER_BYTES + header.sequences * 12 - 8)
+        [pointer] = struct.unpack("<q", stream.read(8))
+    expected = pointer + length * BYTES[header.dtype]
+    if (size := data.stat().st_size) != expected:
+        return f"{data} has {size:,} bytes, and {path} is the index of {expected:,}: {AGAIN}"
+    return None

@@ -38,7 +38,7 @@ from megaboa.scheduler.ranks import KEEPER
 IDLE_SECONDS = 30.0
 REFUSING_SECONDS = 600.0  # for so long, a zygote that can't fork answers with the reason, and no other one starts
 # Modules imported by commands that hand over, with everything that these import.
-IMPORTED = ("train", "convert", "proof", "source", "corpus_samples", "index", "preflight")
+IMPORTED = ("train", "training", "convert", "proof", "source", "corpus_samples", "index", "preflight")
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from megaboa import bridge_recipes, files
+from megaboa import bridge_recipes, files, index_file
 from megaboa.config import config_keys, keys
 from megaboa.config.keys import Path
 from megaboa.config.models.experiment import Experiment
@@ -383,10 +383,12 @@ def _pairs_problem(named: Any, split: Any) -> list[str]:
     if not words or not all(isinstance(word, str | int | float) and word != "" for word in words):
         return []
     try:
-        pairs.pairs_of(named, str(split))
+        found = [index_file.mismatch(pair.prefix) for pair in pairs.pairs_of(named, str(split))]
     except InputError as error:
         return [str(error)]
-    return []
+    except (OSError, ValueError) as error:
+        return [f"{error}: {index_file.AGAIN}"]
+    return [problem for problem in found if problem]
 
 
 def _source_problem(source: Any) -> list[str]:

@@ -15,10 +15,10 @@ from megaboa.data.tokenizing import COUNTED, length_histogram
 from megaboa.data.verify import Verdict
 from megaboa.errors import InputError
 from megaboa.files import digest
+from megaboa.index_file import AGAIN, mismatch
 from megaboa.records import BadRecords, Compared, Corpus, CorpusFacts, Dataset, Pair, SourceFile
 
 NO_VOCABULARY = 1 << 24  # an id beyond any vocabulary: the .bin has another type than its .idx says
-AGAIN = "copy both files again, or write them again"
 
 
 def count(key: str, pairs: Sequence[Pair], vocab_size: int | None = None) -> CorpusFacts:
@@ -70,7 +70,7 @@ def check(manifest: Corpus, files: Sequence[SourceFile], problems: Callable[[Dat
 
 def _count(key: str, number: int, pair: Pair, vocab_size: int | None) -> Dataset:
     data = Path(f"{pair.prefix}.bin")
-    index = _index(key, pair.prefix, data)
+    index = _index(key, pair.prefix)
     counts = np.zeros(0, dtype=np.int64)
     for piece in in_pieces(mapped(data, index.dtype), COUNTED):
         lowest, largest = int(piece.min()), int(piece.max())
@@ -103,7 +103,7 @@ def _count(key: str, number: int, pair: Pair, vocab_size: int | None) -> Dataset
     )
 
 
-def _index(key: str, prefix: str, data: Path) -> Index:
+def _index(key: str, prefix: str) -> Index:
     """The index of a pair, if it is valid and fits the data."""
     path = f"{prefix}.idx"
     try:
@@ -114,6 +114,6 @@ def _index(key: str, prefix: str, data: Path) -> Index:
         raise InputError(f"{key}: {prefix} has no tokens: remove it")
     if wrong := index.wrong_pointers(shortest=0):
         raise InputError(f"{key}: {path}: {wrong[0]}: {AGAIN}")
-    if (size := data.stat().st_size) != index.bytes:
-        raise InputError(f"{key}: {data} has {size:,} bytes, and {path} is the index of {index.bytes:,}: {AGAIN}")
+    if torn := mismatch(prefix):
+        raise InputError(f"{key}: {torn}")
     return index

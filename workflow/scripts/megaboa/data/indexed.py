@@ -70,9 +70,8 @@ class Index:
     def open(cls, path: Path) -> Index:
         header = read_header(path)
         sequences, documents = header.sequences, header.boundaries
-        size = HEADER_BYTES + sequences * 12 + documents * 8
-        if path.stat().st_size != size:
-            raise ValueError(f"{path} has {path.stat().st_size} bytes instead of {size}")
+        if path.stat().st_size != header.size:
+            raise ValueError(f"{path} has {path.stat().st_size} bytes instead of {header.size}")
 
         def array(kind: str, count: int, offset: int) -> NDArray:
             return np.memmap(path, kind, "r", offset, count) if count else np.empty(0, kind)

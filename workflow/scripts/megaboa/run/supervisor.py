@@ -25,6 +25,8 @@ from megaboa.records import (
     Kept,
     Outcome,
     Parent,
+    Range,
+    RanOn,
     TrainRecord,
     read,
     read_ledger,
@@ -182,31 +184,8 @@ def _attempt(call: Call) -> None:
     beginning, reading = _sound_beginning(call, target)
     took.note("checkpoint")
     skipped = ledger.skipped_steps(call.entries)
-    before = ledger.starts(call.entries)
-    if before and (changed := changes(before[-1].ran_on, ran_on, payload)):
-        call.say(f"WARNING: attempt {number} runs in a different environment from the previous one: {changed}")
-    world_size, job = folder.run.world_size, call.site.job
     call.patiently(lambda: files.write_json(target.asked, folder.documents))
-    start = AttemptStart(
-        attempt=number,
-        host=socket.gethostname(),
-        pid=os.getpid(),
-        job=job and job.id,
-        restarts=job and job.restarts,
-        nodes=tuple(call.site.nodes),
-        spares=tuple(call.site.spares),
-        unused=tuple(call.site.unused()),
-        world_size=world_size,
-        resumed_from=beginning.iteration,
-        parent=folder.parent_name if beginning.parent else None,
-        skipped=tuple(skipped),
-        image=folder.image and folder.image.digest,
-        ran_on=ran_on,
-        before=took.seconds,
-    )
-    ledger.append(payload.ledger, start)
-    where = f" on {len(call.site.nodes)} nodes" if len(call.site.nodes) > 1 else ""
-    call.say(f"attempt {number}, {world_size} rank(s){where}, from {beginning}")
+    _record_start(call, number, beginning, skipped, ran_on, took)
     started = time.time()
     arguments = (folder, payload, target, call.claim, beginning, skipped, bool(reading))
     command = call.patiently(lambda: rank_command(*arguments))
@@ -214,7 +193,7 @@ def _attempt(call: Call) -> None:
 
     def start_ranks() -> tuple[Watch, Ranks]:
         watch = watch_of(call, target, stand_by, reading)
-        return watch, call.site.start(command, world_size, target.path, environment)
+        return watch, call.site.start(command, folder.run.world_size, target.path, environment)
 
     try:
         # A stopped attempt was examined when it stopped.
@@ -238,6 +217,36 @@ def _attempt(call: Call) -> None:
         call.say(progress.describe(progress.read_progress(payload.path)))
         return
     _act(call, number, target, watched, attempt_end.cause_of(call, target, watched, started))
+
+
+def _record_start(
+    call: Call, number: int, beginning: Beginning, skipped: Sequence[Range], ran_on: RanOn, took: Stopwatch
+) -> None:
+    """Write the attempt's first entry into the ledger, and say where it starts, and what has changed around it."""
+    folder, site = call.folder, call.site
+    before, job = ledger.starts(call.entries), site.job
+    if before and (changed := changes(before[-1].ran_on, ran_on, call.payload)):
+        call.say(f"WARNING: attempt {number} runs in a different environment from the previous one: {changed}")
+    start = AttemptStart(
+        attempt=number,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        job=job and job.id,
+        restarts=job and job.restarts,
+        nodes=tuple(site.nodes),
+        spares=tuple(site.spares),
+        unused=tuple(site.unused()),
+        world_size=folder.run.world_size,
+        resumed_from=beginning.iteration,
+        parent=folder.parent_name if beginning.parent else None,
+        skipped=tuple(skipped),
+        image=folder.image and folder.image.digest,
+        ran_on=ran_on,
+        before=took.seconds,
+    )
+    ledger.append(call.payload.ledger, start)
+    where = f" on {len(site.nodes)} nodes" if len(site.nodes) > 1 else ""
+    call.say(f"attempt {number}, {start.world_size} rank(s){where}, from {beginning}")
 
 
 def _stand_by(call: Call, target: AttemptFolder, command: Sequence[str], environment: Mapping[str, str]) -> None:

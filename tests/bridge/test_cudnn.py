@@ -2,7 +2,7 @@
 
 import pytest
 
-from megaboa.bridge.train import cudnn_version, refuse_lengths
+from megaboa.bridge.cudnn import refuse_lengths, version
 from megaboa.bridge.wheels import is_installed
 from megaboa.check.facts import Facts, Kernels, Training
 from megaboa.errors import InputError
@@ -31,4 +31,4 @@ def test_what_an_old_one_can_replay(legal):
 
 
 def test_a_machine_without_transformer_engine_has_none_to_ask():
-    assert is_installed("transformer_engine_torch") or cudnn_version() is None
+    assert is_installed("transformer_engine_torch") or version() is None
