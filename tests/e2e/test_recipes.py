@@ -1,4 +1,6 @@
-"""A recipe file: what the experiment leaves open stays as it is, what it sets wins, overrides reach the rest."""
+"""A recipe of two files: what the experiment leaves open stays as it is, what it sets wins, and overrides arrive."""
+
+import shutil
 
 import pytest
 import yaml
@@ -8,7 +10,7 @@ pytestmark = pytest.mark.slow
 EXPERIMENT = """\
 experiment: recipe
 device: cpu
-models: {gpt: {recipe: recipes/gpt_tiny.py, args: {hidden_size: 32}}}
+models: {gpt: {recipe: own/mine.py, args: {hidden_size: 32}}}
 training: {precision: fp32}
 sweep:
   runs:
@@ -24,6 +26,10 @@ overrides:
 
 @pytest.fixture(scope="module")
 def done(workspace):
+    own = workspace.path / "own"
+    own.mkdir()
+    shutil.copy(workspace.path / "recipes/gpt_tiny.py", own / "tiny.py")
+    (own / "mine.py").write_text("from tiny import configure\n")
     (workspace.path / "recipe.yaml").write_text(EXPERIMENT)
     workspace.snakemake("--configfile", "recipe.yaml")
     return workspace
@@ -76,3 +82,12 @@ def test_the_step_of_a_recipe_that_is_not_trained_must_be_named(done):
     )
     output = done.snakemake("-n", "--configfile", "untold.yaml", code=1)
     assert "the last step of untold/as-it-is is known to its recipe only: write untold/as-it-is@<step>" in output
+
+
+def test_a_change_of_what_a_recipe_imports_is_a_change_of_the_recipe(done):
+    tiny = done.path / "own/tiny.py"
+    before = tiny.read_text()
+    tiny.write_text(before.replace("num_layers=2", "num_layers=3"))
+    assert done.planned("pretrain", "--configfile", "recipe.yaml")["train"] == 3
+    tiny.write_text(before + "# nothing else\n")
+    assert done.planned("pretrain", "--configfile", "recipe.yaml") == {}

@@ -312,6 +312,15 @@ def test_a_comment_in_a_recipe_is_no_change_but_code_is(tmp_path: Path) -> None:
     assert plain.run.model["recipe_code"] != changed.run.model["recipe_code"]
 
 
+def test_what_a_recipe_imports_is_part_of_it(tmp_path: Path) -> None:
+    digests = []
+    for code in ("SIZE = 1\n", "SIZE = 1  # one\n", "SIZE = 2\n"):
+        (tmp_path / "sizes.py").write_text(code)
+        digests.append(recipe_run(tmp_path, "import sizes\n\n\ndef configure(layers): ...\n").run.model["recipe_code"])
+    first, commented, changed = digests
+    assert first == commented != changed
+
+
 # what runs share
 
 

@@ -64,3 +64,26 @@ def test_the_calls_that_led_to_an_error_are_told_from_the_recipe_on(tmp_path):
     assert last == f"{recipe}:2 in down, {recipe}:2 in down, {recipe}:2 in down"
     recipe.write_text("import json\n[][0]\n")
     assert on_cpu(said_of, recipe) == [[f"at {recipe}:2"]]
+
+
+def made_by(recipe):
+    from megaboa.bridge import recipe_models
+
+    try:
+        return recipe_models.named(str(recipe))()
+    except ValueError as error:
+        return str(error)
+
+
+def test_a_recipe_imports_the_modules_next_to_it(tmp_path):
+    (tmp_path / "sizes").mkdir()
+    (tmp_path / "sizes/wide.py").write_text("from . import SIZE\n")
+    (tmp_path / "sizes/__init__.py").write_text("SIZE = 7\n")
+    recipe = tmp_path / "mine.py"
+    recipe.write_text("def configure():\n    from sizes import wide\n\n    return wide.SIZE\n")
+    assert on_cpu(made_by, recipe) == [7]
+    (tmp_path / "transformers.py").write_text("")
+    recipe.write_text("import transformers\n\n\ndef configure(): ...\n")
+    [said] = on_cpu(made_by, recipe)
+    assert said.startswith(f"{recipe} imports transformers, which is both in {tmp_path} and a library (/")
+    assert said.endswith("transformers/__init__.py): rename the file")

@@ -12,6 +12,7 @@ import importlib
 import importlib.util
 import inspect
 import itertools
+import sys
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,7 +23,7 @@ from megatron.bridge import AutoBridge
 from megatron.bridge.models.conversion.model_bridge import MegatronModelBridge
 from megatron.bridge.training.config import ConfigContainer
 
-from megaboa import bridge_recipes
+from megaboa import bridge_recipes, recipe_files
 from megaboa.bridge.continuation import ARCHITECTURE
 from megaboa.bridge.convert import bridge_of
 from megaboa.data import hub
@@ -79,10 +80,25 @@ def named(recipe: str) -> Make:
 @functools.cache
 def module_of(recipe: str) -> ModuleType:
     """The user's recipe file as a module, executed once, so that forward step and configuration share definitions."""
+    _find_neighbours(recipe)
     spec = importlib.util.spec_from_file_location(Path(recipe).stem, Path(recipe).expanduser())
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def _find_neighbours(recipe: str) -> None:
+    """Let the recipe import the modules next to it, if it does. A file there with the name of a library is refused, as
+    nobody could say which of them is meant."""
+    names = recipe_files.modules_of(recipe)
+    folder = str(Path(recipe).expanduser().absolute().parent)
+    for name in names if folder not in sys.path else ():
+        if (other := importlib.util.find_spec(name)) is not None:
+            raise ValueError(
+                f"{recipe} imports {name}, which is both in {folder} and a library ({other.origin}): rename the file"
+            )
+    if names and folder not in sys.path:
+        sys.path.append(folder)
 
 
 def _performance(found: bridge_recipes.Found) -> Make:
@@ -140,7 +156,8 @@ def naming_the_lines(recipe: str) -> Iterator[None]:
 
 
 def _call(call: traceback.FrameSummary, own: str, recipe: str) -> str:
-    path = recipe if call.filename == own else call.filename.rpartition("site-packages/")[2]
+    path = Path(recipe if call.filename == own else call.filename.rpartition("site-packages/")[2])
+    path = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
     return f"{path}:{call.lineno}" + ("" if call.name == "<module>" else f" in {call.name}")
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import yaml
 
+from megaboa import recipe_files
 from megaboa.bundle.private import ROOT, Private, without_notify
 from megaboa.config import yaml_file
 from megaboa.data import sources
@@ -214,10 +215,10 @@ def _below(names: Sequence[str]) -> list[Path]:
 
 
 def _recipes(results: Path) -> Files:
-    """The user's own recipes from elsewhere in the clone."""
+    """The user's own recipes from elsewhere in the clone, with the modules next to them that they import."""
     models = [ExperimentFolder(results).run(run).run.model for run in _runs(results)]
     named = {str(model.get("recipe")) for model in models if str(model.get("recipe")).endswith(".py")}
-    paths = [Path(name).expanduser().resolve() for name in sorted(named)]
+    paths = [path.resolve() for name in sorted(named) for path in recipe_files.files_of(name)]
     if outside := [path for path in paths if not path.is_relative_to(ROOT)]:
         raise InputError(
             f"{outside[0]}: this recipe lies outside of the clone: move it into it, so that the bundle has it"

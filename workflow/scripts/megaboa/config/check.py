@@ -12,7 +12,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from megaboa import bridge_recipes, files, index_file
+from megaboa import bridge_recipes, files, index_file, recipe_files
 from megaboa.config import config_keys, keys
 from megaboa.config.keys import Path
 from megaboa.config.models.experiment import Experiment
@@ -316,7 +316,7 @@ def _recipe_problem(recipe: Any) -> list[str]:
     if not isinstance(recipe, str):
         return []
     if recipe.endswith(".py"):
-        return _code_problem(recipe)
+        return [problem for path in recipe_files.files_of(recipe) for problem in _code_problem(str(path))]
     if not recipe.removeprefix(bridge_recipes.PREFIX).isidentifier():
         return [f"{recipe!r} is neither a Python file (.py) nor the name of a recipe"]
     problem = bridge_recipes.problem(recipe)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from megaboa import bridge_recipes, files, layout, store
+from megaboa import bridge_recipes, files, layout, recipe_files, store
 from megaboa.blends import Blend, corpora, split_blends
 from megaboa.config.formula import Number
 from megaboa.config.models.data import Data
@@ -95,11 +95,18 @@ def _model(model: Model) -> Tree:
     if model.recipe is not None:
         kept |= {"recipe": model.recipe, "args": model.args}
         if model.recipe.endswith(".py"):
-            kept["recipe_code"] = _file_digest(model.recipe)
+            kept["recipe_code"] = _recipe_digest(model.recipe)
     return kept
 
 
-def _file_digest(path: str) -> str:
+def _recipe_digest(recipe: str) -> str:
+    first, *others = recipe_files.files_of(recipe)
+    own = _file_digest(first)
+    named = {path.relative_to(first.parent).as_posix(): _file_digest(path) for path in others}
+    return files.digest({**named, "": own}) if named else own
+
+
+def _file_digest(path: str | Path) -> str:
     return _code_digest(Path(path).expanduser().read_text(encoding="utf-8"))
 
 
