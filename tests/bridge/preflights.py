@@ -110,6 +110,7 @@ def both(folder):
             answer["warnings"] = [one.rule for one in found if one.level == "warning"]
             config.checkpoint.save = "checkpoints"
             runtime_config_update(config)
+            answer["data"] = preflight._without_data(config, folder)
             given, config.model.vocab_size = (
                 config.model.vocab_size,
                 facts.model.vocab_size or facts.model.tokenizer_vocab,

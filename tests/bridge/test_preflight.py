@@ -176,6 +176,7 @@ LEGAL = {
     "latent attention in a pipeline": {"model": "latent", "parallel": {"pp": 4}},
     "latent attention, queries not compressed": {"model": "lite", "parallel": {"ep": 2, "pp": 2}},
     "a recipe that asks for the model's folder": {"model": READS, "of": "lite"},
+    "a recipe with data of its own": {"model": READS, "of": "dense", "args": {"data": ["/nowhere/a", "s3://b/c"]}},
     "experts, interleaved": {"model": "moe", "parallel": {"pp": 2, "vpp": 3, "ep": 2}},
     "experts, cut": {
         "model": "moe",
@@ -313,6 +314,12 @@ def test_what_is_wrong_with_a_recipe_or_an_override_is_told(answers):
     weights = told["an override that contradicts the weights"]
     assert "overrides.model.num_layers: is 4, and 6 in the model whose weights are used" in weights
     assert "init: scratch" in weights
+
+
+def test_data_that_a_recipe_names_and_that_is_not_here_is_a_warning(answers):
+    [said] = answers["a recipe with data of its own"]["data"]
+    assert said == "the recipe's config.dataset: there is no /nowhere/a.bin (and 1 more): ranks must find it"
+    assert answers["plain"]["data"] == answers["a recipe"]["data"] == []
 
 
 def test_the_loss_that_a_recipe_asks_for_is_known(answers):

@@ -84,6 +84,12 @@ def test_a_graph_that_reached_outside_its_memory_on_an_h200():
     assert not any("cuda_graph_impl" in line for line in advice("kernel_fault", Case()))
 
 
+def test_data_of_a_recipe_is_not_in_the_store():
+    assert "delete the corpus's folder" in advice("data", Case())[0]
+    [own] = advice("data", Case(own_data=True, in_image=True))
+    assert "recipe's config.dataset" in own and "image.mounts" in own
+
+
 def test_a_killed_rank_leaves_no_words():
     found = named("training\n", Ended(0, -signal.SIGKILL), steps=5)
     assert found.name == "unknown" and found.evidence

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from numpy.typing import NDArray
 
 from megaboa.blends import SPLITS, Blend, is_held_out, split_blends, validation_sets
 from megaboa.bridge.masked_data import MaskedDatasetConfig
+from megaboa.data.pairs import ENDINGS
 from megaboa.fields import AT_ENDS_OF_TEXT
 from megaboa.records import Corpus
 
@@ -62,6 +64,14 @@ def configure(config: ConfigContainer, data: dict[str, Any], corpora: Corpora) -
     if data.get("fim"):
         config.dataset = _with_fim(dataset, data["fim"])
         utils.GPTFIMDataset = FillInTheMiddle  # Bridge looks up the class by this name
+
+
+def missing_files(dataset: Any) -> list[str]:
+    """Files of tokens that a dataset names and that aren't here. Those of an object store can't be looked for."""
+    blends = [getattr(dataset, "blend", None), *(getattr(dataset, "blend_per_split", None) or [])]
+    prefixes = dict.fromkeys(str(prefix) for blend in blends if blend for prefix in blend[0])
+    local = [prefix for prefix in prefixes if "://" not in prefix]
+    return [path for prefix in local for end in ENDINGS if not Path(path := f"{prefix}{end}").is_file()]
 
 
 def paths_and_weights(blend: Blend, corpora: Corpora) -> tuple[list[str], list[float] | None]:

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from megaboa import files, records
+from megaboa.blends import corpora
 from megaboa.bridge.process import playing_rank_0_of
 from megaboa.check import needs_image
 from megaboa.check.facts import Facts
@@ -97,7 +98,7 @@ def _check(
         split=getattr(config.dataset, "split", None),
         memory_gib=memory.peak(facts).gib() if memory.is_known(facts) else None,
         facts=dataclasses.asdict(facts),
-        warnings=tuple(str(one) for one in findings),
+        warnings=(*map(str, findings), *_without_data(config, folder)),
         needs_gpu=tuple(still_open) if inside else None,
         needs_image=None if inside else tuple(still_open),
         stopped_at=stopped_at,
@@ -109,6 +110,17 @@ def _check(
         if "parameters" in played[key] and inside is None:
             played[key] |= _play_export(config, run, inputs.source, played)
     return dataclasses.replace(result, **played.get(key, {}))
+
+
+def _without_data(config: Any, folder: RunFolder) -> list[str]:
+    """A warning of what a recipe's own dataset lacks here. Where ranks run it may be there."""
+    from megaboa.bridge import datasets
+
+    if corpora(folder.run.data) or not (missing := datasets.missing_files(config.dataset)):
+        return []
+    more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
+    mount = ", in the image too (image.mounts)" if folder.launch.image else ""
+    return [f"the recipe's config.dataset: there is no {missing[0]}{more}: ranks must find it{mount}"]
 
 
 def without_image(facts: Facts, folder: RunFolder) -> str | None:

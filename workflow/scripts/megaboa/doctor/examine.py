@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from megaboa.blends import corpora
 from megaboa.causes import NODE_CAUSES
 from megaboa.check.facts import Facts, from_json
 from megaboa.data import batches
@@ -190,6 +191,7 @@ def _of_failure(folder: RunFolder, store: RunStore, end: AttemptEnd, facts: Fact
         lr=folder.run.optimizer.get("lr"),
         python=python_of(launch) if launch.start else None,
         in_image=launch.image is not None,
+        own_data=not corpora(folder.run.data),
         preflighted=results.preflight.exists(),  # written if all runs passed
         preflighted_in_image=inside is not None and inside.state == "PASS",
     )

@@ -85,6 +85,7 @@ class Case:
     lr: float | None = None
     python: str | None = None  # of its ranks
     in_image: bool = False
+    own_data: bool = False  # no corpora: the recipe has its own data
     preflighted: bool = False  # preflight has passed
     preflighted_in_image: bool = False
 
@@ -174,6 +175,9 @@ def checkpoint(case: Case) -> list[str]:
 
 
 def data(case: Case) -> list[str]:
+    if case.own_data:
+        mount = ", and image.mounts must name their folder" if case.in_image else ""
+        return [f"correct the paths in the recipe's config.dataset: every rank must find them under these names{mount}"]
     return ["delete the corpus's folder in the store and call `snakemake data`: it is made again and verified"]
 
 
