@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from another_user import as_another_user, only_root
 from indexed_files import write_indexed
 
 from megaboa.config import ConfigError, command_line, keys, load
@@ -401,3 +402,24 @@ def test_a_doubtful_number_on_the_command_line_is_no_default(value: str, tmp_pat
     file.write_text(GOOD)
     with pytest.raises(ConfigError, match=rf"--config: training\.seed: .*{value}"):
         load([file], command_line({"training": {"seed": value}}))
+
+
+@only_root
+def test_what_may_not_be_read_is_a_mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_indexed(Path("old"), [[1, 2]])
+    Path("hf").mkdir()
+    Path("hf/config.json").write_text('{"model_type": "llama"}')
+    for name in ("text.jsonl", "hf/tokenizer.json"):
+        Path(name).touch(mode=0)
+    Path("old.bin").chmod(0)
+    experiment = Path("experiment.yaml")
+    corpora = "  text: {source: text.jsonl}\n  old: {megatron: old}\n"
+    model = "  other: {hf: hf}\n"
+    experiment.write_text(GOOD.replace(OLD, corpora).replace("models:\n", "models:\n" + model))
+    with as_another_user(tmp_path), pytest.raises(ConfigError) as caught:
+        load([experiment])
+    said = str(caught.value)
+    assert "corpora.text.source: text.jsonl may not be read by this user: give it the right to" in said
+    assert "corpora.old.megatron: old.bin may not be read by this user" in said
+    assert "models.other.hf: hf/tokenizer.json may not be read by this user" in said

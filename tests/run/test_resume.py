@@ -4,6 +4,7 @@ import shutil
 
 import made
 import pytest
+from another_user import as_another_user, only_root
 
 from megaboa.config.models.resources import Recovery
 from megaboa.files import file_digest, read_jsonl, write_json
@@ -185,3 +186,23 @@ def test_with_loss_spikes_enough_is_kept_to_go_back_before_one(run):
     write_json(wanted.folder.path / "launch.json", launch)
     spiky = Resumption(RunFolder(wanted.folder.path), wanted.payload, print)
     assert spiky.retention["keep_last"] == 7, "55 steps may be done before a spike is noticed"
+
+
+@only_root
+def test_a_checkpoint_that_may_not_be_read_is_not_damaged(run, parent):
+    """Its user would lose the steps since the one before, although nothing is wrong with it."""
+    child = run()
+    own = child.payload.checkpoints
+    newest = [save(own, iteration) for iteration in (10, 20)][1]
+    (newest / "__0_0.distcp").chmod(0)
+    with as_another_user(newest):
+        with pytest.raises(UnusableInputError, match=r"run child: checkpoint 20: .*__0_0.distcp may not be read by"):
+            child.beginning()
+        assert "may not be read" in child.could_not_load(20, "CheckpointException")
+    assert newest.exists() and child.beginning() == Beginning(20)
+    (checkpoints.folder(parent, 10) / "__0_0.distcp").chmod(0)
+    shutil.rmtree(own)
+    child = run(PARENT)
+    refused = pytest.raises(UnusableInputError, match=r"can't continue from step 10 of old/base: .*may not be read")
+    with as_another_user(checkpoints.folder(parent, 10)), refused:
+        child.beginning()

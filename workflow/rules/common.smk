@@ -5,8 +5,7 @@ from snakemake_interface_executor_plugins.settings import ExecMode
 
 from megaboa.calls import beginning, configuration, defaults, dry_run
 from megaboa.calls import ending, job_commands, lock, plan_files
-from megaboa.config import ConfigError, command_line, load, nested
-from megaboa.errors import InputError
+from megaboa.config import command_line, load, nested
 from megaboa.plan import device, make_plan, restarts
 from megaboa.plan.rule_inputs import Inputs, Planned
 from megaboa.plan.resources import JobResources
@@ -18,7 +17,7 @@ beginning.prepare_process(workflow.output_settings.dryrun)
 if SUBMITS:
     defaults.use_this_machine(workflow.resource_settings, workflow.global_resources)
 JobScheduler.exit_gracefully = beginning.in_a_thread(JobScheduler.exit_gracefully)
-try:
+with beginning.refusals_told():
     CONFIG_FILES, GIVEN = configuration.files_and_values(workflow, config)
     GIVEN, RESTART = restarts.split(GIVEN)
     LOADED = load(CONFIG_FILES, command_line(GIVEN), os.environ)
@@ -35,11 +34,8 @@ try:
         LOADED, only=() if SUBMITS else configuration.runs_of_job(sys.argv)
     )
     RESTARTED = restarts.check(PLAN, "results", RESTART) if SUBMITS else []
-except (ConfigError, InputError, restarts.UnfinishedWorkError) as error:
-    # Snakemake would add a file and a line of this code to an exception, as if it were to blame.
-    sys.exit(str(error))
+    SHARED = Shared(PLAN, profile=PROFILE)
 
-SHARED = Shared(PLAN, profile=PROFILE)
 RESULTS = str(SHARED.folder)
 RUNS = SHARED.runs
 REPORT = job_commands.report_command(SCRIPTS, CAPTIONS, RESULTS, CONFIG_FILES, COMMAND)
@@ -48,9 +44,10 @@ PREVIEW = {}  # in a dry run: the files that a call would change, and where they
 if SUBMITS:  # jobs read these files and never write them
     LOOKS = configuration.looks_only(workflow.output_settings.dryrun, sys.argv)
     MINE = lock.claim_experiment(RESULTS)
-    PREVIEW, CALL_CONFIG = plan_files.write_plan(
-        PLAN, SHARED, CONFIG_FILES, LOOKS, MINE, COMMAND, RESTARTED
-    )
+    with beginning.refusals_told():
+        PREVIEW, CALL_CONFIG = plan_files.write_plan(
+            PLAN, SHARED, CONFIG_FILES, LOOKS, MINE, COMMAND, RESTARTED
+        )
     if CALL_CONFIG:
         submitted.submit_from(CALL_CONFIG[0])
     if CALL_CONFIG and not IS_MODULE:

@@ -47,7 +47,8 @@ def led_to(error: BaseException) -> Iterator[BaseException]:
 
 @contextlib.contextmanager
 def one_sentence(out: Path | None = None) -> Iterator[None]:
-    """End the process with the sentence of an `InputError`, or of a disk that is full while `out` is made.
+    """End the process with the sentence of an `InputError`, of a file that this user may not use, or of a disk that is
+    full while `out` is made.
 
     Other exceptions keep their traceback.
     """
@@ -57,3 +58,11 @@ def one_sentence(out: Path | None = None) -> Iterator[None]:
             yield
     except InputError as error:
         sys.exit(f"error: {error}")
+    except PermissionError as error:
+        if error.filename is None:  # of a process, and not of a file
+            raise
+        sys.exit(f"error: {forbidden(error)}")
+
+
+def forbidden(error: PermissionError) -> str:
+    return f"{error.filename}: {error.strerror}: give this user the right to it, and call again"

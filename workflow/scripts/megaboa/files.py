@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, Any
 
+from megaboa.errors import InputError
+
 
 def canonical(value: Any) -> str:
     """JSON that is the same text for the same value: sorted keys, one line feed at the end."""
@@ -34,8 +36,17 @@ def folder_digests(folder: str | Path) -> dict[str, str]:
     return {str(p.relative_to(root)): file_digest(p) for p in sorted(root.rglob("*")) if p.is_file()}
 
 
+class DamagedError(InputError, ValueError):
+    """A file that should hold JSON, and doesn't."""
+
+
 def read_json(path: str | Path) -> Any:
-    return json.loads(Path(path).read_text(encoding="utf-8"))
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise DamagedError(
+            f"{path} is damaged (no JSON: {error}): restore it, or remove it if it is below results/, and call again"
+        ) from error
 
 
 def write_bytes(path: str | Path, data: bytes, durable: bool = True) -> None:

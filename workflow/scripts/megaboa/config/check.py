@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
+import os
+from collections.abc import Iterable, Iterator
 from pathlib import Path as FilePath
 from typing import Annotated, Any
 
@@ -26,6 +27,8 @@ from megaboa.image import dockerfile, image_file
 from megaboa.image.pins import build_arguments
 from megaboa.image.references import SUFFIXES, image_problem, is_file, mount_problem, split_mount
 from megaboa.records import Tree
+
+READ = (".json", ".model", ".safetensors")  # files that are read of a folder of Hugging Face's
 
 
 def messages(error: ValidationError, raw: Tree) -> list[tuple[tuple[str | int, ...], str]]:
@@ -307,9 +310,11 @@ def _folder_problem(name: Any, needs: str | None) -> list[str]:
         try:
             if not isinstance(files.read_json(folder / needs), dict):
                 return [f"{folder / needs} is no JSON object: it is not a Hugging Face model's"]
-        except (OSError, ValueError) as error:
-            return [f"{folder / needs} can't be read: {error}"]
-    return []
+        except files.DamagedError as error:
+            return [f"{folder / needs} can't be read: {error.__cause__}"]
+        except OSError as error:
+            return [f"{folder / needs} can't be read: {error.strerror}"]
+    return _unreadable(path for path in sorted(folder.iterdir()) if path.suffix in READ)
 
 
 def _recipe_problem(recipe: Any) -> list[str]:
@@ -383,7 +388,10 @@ def _pairs_problem(named: Any, split: Any) -> list[str]:
     if not words or not all(isinstance(word, str | int | float) and word != "" for word in words):
         return []
     try:
-        found = [index_file.mismatch(pair.prefix) for pair in pairs.pairs_of(named, str(split))]
+        prefixes = [pair.prefix for pair in pairs.pairs_of(named, str(split))]
+        if forbidden := _unreadable(f"{prefix}{ending}" for prefix in prefixes for ending in pairs.ENDINGS):
+            return forbidden
+        found = [index_file.mismatch(prefix) for prefix in prefixes]
     except InputError as error:
         return [str(error)]
     except (OSError, ValueError) as error:
@@ -402,11 +410,16 @@ def _one_source_problem(source: str) -> list[str]:
     if (name := hub_id(source)) is not None:
         return [] if hub.is_id(name) else [f"{source!r} must be `hf:` and an id of the hub, as in hf:owner/name"]
     try:
-        files_of(str(FilePath(source).expanduser()), split=None)
+        return _unreadable(file.path for file in files_of(str(FilePath(source).expanduser()), split=None))
     except InputError as error:
         hint = nearest(source, [STDLIB])
         return [str(error) + (f"; did you mean {hint!r}?" if hint else "")]
-    return []
+
+
+def _unreadable(paths: Iterable[FilePath | str]) -> list[str]:
+    """The first of these files that this user may not read."""
+    path = next((path for path in paths if not os.access(path, os.R_OK, effective_ids=True)), None)
+    return [f"{path} may not be read by this user: give it the right to"] if path else []
 
 
 def _image_problems(image: Any) -> Iterator[tuple[tuple[str | int, ...], str]]:

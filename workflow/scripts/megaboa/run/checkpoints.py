@@ -182,6 +182,23 @@ def damage(
     return f"{path / changed[0]} has changed since it was written" if changed else None
 
 
+def unreadable(checkpoints: Path, iteration: int) -> str | None:
+    """The first file of a checkpoint that this user may not read. Its content may be as it was."""
+    path = folder(checkpoints, iteration)
+    forbidden = _of_each(path, sorted(_known_sizes(path)), _is_forbidden)
+    return next((str(path / name) for name, is_so in forbidden.items() if is_so), None)
+
+
+def _is_forbidden(path: Path) -> bool:
+    try:
+        path.open("rb").close()
+    except PermissionError:
+        return True
+    except FileNotFoundError:  # which is damage
+        return False
+    return False
+
+
 def distrust(checkpoints: Path, iteration: int) -> Path:
     """Set a damaged checkpoint aside for inspection; it no longer counts. Returns its new path."""
     path = folder(checkpoints, iteration)

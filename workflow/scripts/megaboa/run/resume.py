@@ -60,10 +60,12 @@ class Resumption:
     def beginning(self) -> Beginning:
         """Where the next attempt starts, checked by file sizes only (`verification.damage` reads contents).
 
-        Damaged checkpoints are set aside; a damaged one of the parent is an error.
+        Damaged checkpoints are set aside; a damaged one of the parent is an error, and so is one that may not be read.
         """
         own = self.payload.checkpoints
         while iteration := checkpoints.latest(own):
+            if forbidden := checkpoints.unreadable(own, iteration):
+                raise UnusableInputError(f"run {self.folder.name}: checkpoint {iteration}: {_may_not_read(forbidden)}")
             problem = checkpoints.damage(own, iteration, full=False)
             if problem is None:
                 if self.folder.run.has_adapters and self.folder.parent_manifest:
@@ -89,6 +91,8 @@ class Resumption:
         theirs, begin = self._require_parents()
         if problem := checkpoints.damage(theirs, wanted.iteration, full=False):
             raise UnusableInputError(self.parent_is_damaged(problem))
+        if forbidden := checkpoints.unreadable(theirs, wanted.iteration):
+            raise UnusableInputError(f"{begin}: {_may_not_read(forbidden)}")
         if self._other_tokenizer():
             raise UnusableInputError(
                 f"{begin}: the tokenizer of {name} differs from this run's, so every token has another meaning. "
@@ -138,6 +142,8 @@ class Resumption:
         own = self.payload.checkpoints
         if not iteration or not checkpoints.folder(own, iteration).exists():
             return None
+        if forbidden := checkpoints.unreadable(own, iteration):
+            return f"checkpoint {iteration}: {_may_not_read(forbidden)}"
         if problem := checkpoints.damage(own, iteration):
             self.set_aside(iteration, problem)
             return None
@@ -162,3 +168,7 @@ class Resumption:
         distrusted = Distrusted(iteration=iteration, detail=why, aside=str(aside), unread=unread)
         ledger.append(self.payload.ledger, distrusted)
         self.say(f"checkpoint {iteration} was set aside: {why}")
+
+
+def _may_not_read(path: str) -> str:
+    return f"{path} may not be read by this user: give it the right (chmod u+r), and call again. Nothing was set aside"
