@@ -38,3 +38,8 @@ def test_a_folder_without_an_init_is_a_package_too(tmp_path):
 
 def test_what_is_no_python_belongs_to_it_and_imports_nothing(tmp_path):
     assert files(tmp_path, a="import b", b="import c (", c="") == ["a.py", "b.py"]
+
+
+def test_what_its_code_assigns_to(tmp_path):
+    files(tmp_path, a="import b\nc.d.e, f[0] = g.h, 1\nc.i += 1\n", b="c.j: int = 1\nk = c.l\n")
+    assert recipe_files.assigned(str(tmp_path / "a.py")) == {"e", "i", "j"}

@@ -122,8 +122,8 @@ def both(folder):
             answer["estimated"] = [[by_stage[s].dense, by_stage[s].expert] for s in range(facts.layout.pp)]
             if inputs.source:
                 answer["export"] = records.plain(dryrun.export(config, inputs.source, folder.run.device))
-        except Exception as error:
-            answer["bridge"] = preflight._objection(error)
+        except (Exception, SystemExit) as error:
+            answer["bridge"] = preflight._objection(error, folder.run)
     if answer["bridge"] and not answer["rules"]:
         checked, _ = preflight.check_run(RunFolder(folder.path), {})
         answer["preflight"] = records.plain(checked)

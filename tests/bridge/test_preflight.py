@@ -13,6 +13,7 @@ from megaboa.files import write_json
 pytestmark = pytest.mark.slow
 
 READS = "tests/bridge/recipe_of_folder.py"
+FAILS = "tests/bridge/recipe_that_fails.py"
 
 # Broken by exactly this rule, and refused by Bridge's validation or by the dry run.
 ILLEGAL = {
@@ -137,6 +138,14 @@ BRIDGES_ALONE = {
     "a recipe that changes the model": {"model": READS, "of": "dense", "args": {"changes": {"rotary_base": 5000.0}}},
     "arguments that a recipe lacks": {"model": READS, "of": "dense", "args": {"chanches": {}}},
     "a recipe that fails": {"model": READS, "of": "dense", "args": {"changes": ["rotary_base"]}},
+    "a field of a recipe that Bridge doesn't have": {"model": FAILS, "args": {"where": "spelling"}},
+    "text of a recipe where a number must be": {
+        "model": READS,
+        "of": "dense",
+        "args": {"changes": {"hidden_dropout": "some"}},
+    },
+    "a recipe that exits": {"model": FAILS, "args": {"where": "configure"}},
+    "a recipe whose model fails": {"model": FAILS, "args": {"where": "provide"}},
     "a recipe without its function": {"model": "tests/gpu_count.py"},
     "an override that contradicts the weights": {"init": "pretrained", "overrides": {"model.num_layers": 4}},
     "deferred gradients, not fused": {
@@ -311,6 +320,14 @@ def test_what_is_wrong_with_a_recipe_or_an_override_is_told(answers):
         f"AttributeError: 'list' object has no attribute 'items' (at {READS}:{line} in configure)"
         in told["a recipe that fails"]
     )
+    assert "SystemExit: 3 (at tests/bridge/recipe_that_fails.py:" in told["a recipe that exits"]
+    model = told["a recipe whose model fails"]
+    assert model.startswith("RuntimeError: no model (at tests/bridge/recipe_that_fails.py:")
+    assert model.endswith(" in provide; because of KeyError: 'model')")
+    misspelt = told["a field of a recipe that Bridge doesn't have"]
+    assert f"{FAILS} sets optimizer.wieght_decay, and " in misspelt and "did you mean weight_decay?" in misspelt
+    number = told["text of a recipe where a number must be"]
+    assert number.startswith("ValueError: model.hidden_dropout: 'some' must be a number")
     weights = told["an override that contradicts the weights"]
     assert "overrides.model.num_layers: is 4, and 6 in the model whose weights are used" in weights
     assert "init: scratch" in weights

@@ -43,14 +43,13 @@ def test_the_folder_takes_the_place_of_the_hub_for_this_model_alone_and_for_a_wh
 
 
 def said_of(recipe):
-    """What an error in the user's recipe is told with."""
+    """The calls that are told of an error in the user's recipe."""
     from megaboa.bridge import recipe_models
 
     try:
-        with recipe_models.naming_the_lines(str(recipe)):
-            recipe_models.named(str(recipe))()
+        recipe_models.named(str(recipe))()
     except Exception as error:
-        return error.__notes__
+        return recipe_models.calls_to(error, str(recipe))
 
 
 def test_the_calls_that_led_to_an_error_are_told_from_the_recipe_on(tmp_path):
@@ -58,12 +57,12 @@ def test_the_calls_that_led_to_an_error_are_told_from_the_recipe_on(tmp_path):
     recipe.write_text("def down(n):\n    return [][n] if n == 0 else down(n - 1)\n\n\n")
     with recipe.open("a") as out:
         out.write("def configure():\n    return down(9)\n")
-    [[note]] = on_cpu(said_of, recipe)
-    first, last = note.split(", ..., ")
-    assert first == f"at {recipe}:6 in configure, {recipe}:2 in down, {recipe}:2 in down"
+    [said] = on_cpu(said_of, recipe)
+    first, last = said.split(", ..., ")
+    assert first == f"{recipe}:6 in configure, {recipe}:2 in down, {recipe}:2 in down"
     assert last == f"{recipe}:2 in down, {recipe}:2 in down, {recipe}:2 in down"
     recipe.write_text("import json\n[][0]\n")
-    assert on_cpu(said_of, recipe) == [[f"at {recipe}:2"]]
+    assert on_cpu(said_of, recipe) == [f"{recipe}:2"]
 
 
 def made_by(recipe):

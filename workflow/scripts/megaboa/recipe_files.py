@@ -28,14 +28,24 @@ def modules_of(recipe: str) -> list[str]:
     return sorted({path.relative_to(first.parent).parts[0].removesuffix(".py") for path in others})
 
 
+def assigned(recipe: str) -> set[str]:
+    """The names of all attributes that the recipe's code assigns to: `decay` of `config.optimizer.decay = 0.1`."""
+    nodes = [node for path in files_of(recipe) for node in ast.walk(_tree(path))]
+    return {one.attr for one in nodes if isinstance(one, ast.Attribute) and isinstance(one.ctx, ast.Store)}
+
+
+def _tree(path: Path) -> ast.Module:
+    """The code of a file; none if there is none to be read, which is reported elsewhere."""
+    try:
+        return ast.parse(path.read_text(encoding="utf-8"))
+    except (OSError, SyntaxError, ValueError):
+        return ast.Module([], [])
+
+
 def _imports(path: Path, folder: Path) -> Iterator[str]:
     """The dotted names of the modules that a file may import; names within a module are among them."""
-    try:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-    except (OSError, SyntaxError, ValueError):  # reported elsewhere
-        return
     package = path.relative_to(folder).parts[:-1]
-    for node in ast.walk(tree):
+    for node in ast.walk(_tree(path)):
         if isinstance(node, ast.Import):
             yield from (one.name for one in node.names)
         elif isinstance(node, ast.ImportFrom):

@@ -15,7 +15,7 @@ from megatron.core.transformer.pipeline_parallel_layer_layout import PipelinePar
 
 from megaboa import bridge_recipes
 from megaboa.bridge import forward_steps, kernels
-from megaboa.check.facts import Cluster, Facts, Model, Training, overlay
+from megaboa.check.facts import FIELDS, Cluster, Facts, Model, Training, not_a, overlay
 from megaboa.layout import Layout
 from megaboa.records import LaunchSpec, ProfileSpec, RunSpec
 
@@ -71,8 +71,17 @@ def facts_of(config: ConfigContainer, run: RunSpec, launch: LaunchSpec, profile:
             tuned_for=bridge_recipes.tuned_for(run.model.get("recipe")),
         ),
     )
+    _require_numbers(config)
     facts = overlay(facts, lambda field: _value(config, field), lambda field: _value(config, field) is not _ABSENT)
     return _completed(_with_loss(_with_vocabulary(facts, config.tokenizer.use_tokenizer_vocab_size)))
+
+
+def _require_numbers(config: ConfigContainer) -> None:
+    """Refuse text where facts are numbers: no configuration of Bridge checks what a recipe sets."""
+    for field in FIELDS.values():
+        value = _value(config, field)
+        if isinstance(value, str) and (wanted := not_a(field, value)):
+            raise ValueError(f"{field}: {value!r} must be {wanted}")
 
 
 def tokenizer_vocabulary(config: ConfigContainer) -> int | None:

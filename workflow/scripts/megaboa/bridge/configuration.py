@@ -377,7 +377,7 @@ def _from_hugging_face(source: ModelSource) -> ConfigContainer:
 
 def _from_recipe(model: Tree, source: ModelSource | None) -> ConfigContainer:
     """A recipe's configuration, with its own model or that of `source`."""
-    with recipe_models.naming_the_lines(model["recipe"]), recipe_models.reading(model, source):
+    with recipe_models.reading(model, source):
         config = recipe_models.made(recipe_models.named(model["recipe"]), model, source)
     if source and config.model.vocab_size is None:
         config.model.vocab_size = source.vocab_size

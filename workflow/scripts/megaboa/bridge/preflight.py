@@ -55,8 +55,8 @@ def check_run(
             return _check(folder, played, known, inside), known[0]
         except hub.HubError as error:
             return RunCheck(state="NOT_RUN", reasons=(str(error),)), None
-        except Exception as error:
-            return _failed(_objection(error)), known[0] if known else None
+        except (Exception, SystemExit) as error:
+            return _failed(_objection(error, folder.run)), known[0] if known else None
 
 
 def _check(
@@ -159,8 +159,8 @@ def _play(config: Any, run: RunSpec, turned_off: set[str], inside: needs_image.P
         stopped_at = _unless_for_the_image(
             run, lambda: made.update(parameters=dryrun.parameters(config, run.world_size)), turned_off, inside
         )
-    except Exception as error:
-        return {"state": "FAIL", "reasons": (_objection(error),)}
+    except (Exception, SystemExit) as error:
+        return {"state": "FAIL", "reasons": (_objection(error, run),)}
     return {**made, **({"stopped_at": stopped_at} if stopped_at else {})}
 
 
@@ -179,7 +179,7 @@ def _play_export(config: Any, run: RunSpec, source: ModelSource | None, played: 
             found = dryrun.export(config, source, run.device)
             played[key] = {} if found.passed else {"export": found.detail}
         except Exception as error:  # of Bridge, or of the simulation; the export itself will show which
-            played[key] = {"export_unknown": _objection(error)}
+            played[key] = {"export_unknown": _objection(error, run)}
     return played[key]
 
 
@@ -200,7 +200,7 @@ def _unless_for_the_image(
     try:
         act()
     except Exception as error:
-        said = _objection(error)
+        said = _objection(error, run)
         what = needs_image.missing(said, turned_off) if run.device == "cuda" else None
         if what is None:
             raise
@@ -228,9 +228,20 @@ def _of_version(inside: needs_image.Packages | None) -> Iterator[None]:
         utils._te_version = before
 
 
-def _objection(error: Exception) -> str:
-    """Bridge's error message, or ours, in one line, with the notes that it was given."""
-    said = " ".join([*str(error).split(), *(f"({note})" for note in getattr(error, "__notes__", ()))])
+def _objection(error: BaseException, run: RunSpec) -> str:
+    """Bridge's error message, or ours, in one line; with the lines of the user's recipe that led to it."""
+    from megaboa.bridge import recipe_models
+
+    said = _sentence(error)
+    recipe = str(run.model.get("recipe") or "")
+    if not recipe.endswith(".py") or not (calls := recipe_models.calls_to(error, recipe)):
+        return said
+    cause = f"; because of {_sentence(error.__cause__)}" if error.__cause__ else ""
+    return f"{said} (at {calls}{cause})"
+
+
+def _sentence(error: BaseException) -> str:
+    said = " ".join(str(error).split())
     return said if isinstance(error, InputError) else f"{type(error).__name__}: {said}"
 
 

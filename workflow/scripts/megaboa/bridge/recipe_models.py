@@ -6,6 +6,7 @@ Both describe an architecture, which must be the same, because the model's conve
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import difflib
 import functools
 import importlib
@@ -48,6 +49,7 @@ NEUTRAL = {  # the meaning of None
     **{"mtp_num_layers": 0, "softmax_type": "vanilla", "moe_shared_expert_intermediate_size": 0},
 }
 SHOWN = 6
+SIMILAR = 0.85  # names of fields, as difflib compares them
 CALLS = 3  # that are told of those that led to an error: so many of the first and of the last
 
 # Errors of the hub, remembered for all runs of a call: Bridge and the hub's client try for two minutes.
@@ -137,28 +139,46 @@ def made(make: Make, model: Tree, source: ModelSource | None) -> ConfigContainer
             f"{key}.recipe: configure() of {model['recipe']} returns {type(config).__name__}, not a ConfigContainer of "
             "Megatron-Bridge"
         )
+    if model["recipe"].endswith(".py"):
+        refuse_misspelt(config, model["recipe"])
     return config
 
 
-@contextlib.contextmanager
-def naming_the_lines(recipe: str) -> Iterator[None]:
-    """Give an error in the user's recipe a note: the calls that led to it, from the recipe's on."""
-    try:
-        yield
-    except Exception as error:
-        own = str(Path(recipe).expanduser().absolute())
-        calls = itertools.dropwhile(lambda call: call.filename != own, traceback.extract_tb(error.__traceback__))
-        if told := [_call(call, own, recipe) for call in calls]:
-            left_out = ["..."] if len(told) > 2 * CALLS else []
-            shown = [*told[:CALLS], *left_out, *told[-CALLS:]] if left_out else told
-            error.add_note(f"at {', '.join(shown)}")
-        raise
+def calls_to(error: BaseException, recipe: str) -> str | None:
+    """The calls that led to an error, from the user's recipe on; None if it was raised elsewhere."""
+    own = {str(path.absolute()) for path in recipe_files.files_of(recipe)}
+    calls = itertools.dropwhile(lambda call: call.filename not in own, traceback.extract_tb(error.__traceback__))
+    if not (told := list(map(_call, calls))):
+        return None
+    return ", ".join([*told[:CALLS], "...", *told[-CALLS:]] if len(told) > 2 * CALLS else told)
 
 
-def _call(call: traceback.FrameSummary, own: str, recipe: str) -> str:
-    path = Path(recipe if call.filename == own else call.filename.rpartition("site-packages/")[2])
+def _call(call: traceback.FrameSummary) -> str:
+    path = Path(call.filename.rpartition("site-packages/")[2])
     path = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
     return f"{path}:{call.lineno}" + ("" if call.name == "<module>" else f" in {call.name}")
+
+
+def refuse_misspelt(config: ConfigContainer, recipe: str) -> None:
+    """Refuse attributes that a recipe's code sets and that the section doesn't have, if it has a similar field: Python
+    would take `config.optimizer.wieght_decay = 0.1` without a word. Bridge sets further attributes itself."""
+    own = recipe_files.assigned(recipe)
+    for path, section in _sections(config):
+        known = {field.name for field in dataclasses.fields(section)}
+        for name in sorted((own & vars(section).keys()) - known):
+            near = difflib.get_close_matches(name, known, n=1, cutoff=SIMILAR)
+            if near and not hasattr(type(section), name):
+                kind = type(section).__name__
+                raise ValueError(f"{recipe} sets {path}{name}, and {kind} has no such field; did you mean {near[0]}?")
+
+
+def _sections(section: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """A configuration and the configurations in it, with their paths."""
+    yield path, section
+    for field in dataclasses.fields(section):
+        value = getattr(section, field.name, None)
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            yield from _sections(value, f"{path}{field.name}.")
 
 
 @contextlib.contextmanager
