@@ -230,3 +230,39 @@ def test_without_a_checkpoint_no_resume_is_promised(trouble):
     without = " ".join(troubles.advice(trouble, troubles.Case()))
     assert "starts again from step 0" in without and "resumes" not in without and "same checkpoint" not in without
     assert "starts again from step 0" not in " ".join(troubles.advice(trouble, troubles.Case(iteration=40)))
+
+
+def test_the_step_with_the_nan_is_the_one_after_the_last_that_was_recorded(results, monkeypatch):
+    monkeypatch.setattr(examine, "_read_in", lambda folder, step: [f"read in step {step}"])
+    store = attempts_of(results, "waiting", RUN)
+    for number, (cause, step) in enumerate((("nan", 8), ("loss_spike", 7)), start=1):
+        ended = {"detail": "x", "cause": cause, "action": "stop", "first_step": 1, "last_step": 7}
+        ledger.append(store.ledger, AttemptEnd(attempt=number, outcome="failed", **ended))
+        assert f"read in step {step}" in examine.experiment(results)
+
+
+def test_where_in_the_recipe_a_rank_failed(results, tmp_path):
+    recipe = tmp_path / "mine.py"
+    recipe.write_text("def configure(): ...\n")
+    write_json(results / "runs/waiting/run.json", run := {**RUN, "model": {"recipe": str(recipe)}})
+    store = attempts_of(results, "waiting", run)
+    frames = "".join(
+        f'[rank0]:   File "{path}", line {line}, in {name}\n[rank0]:     x\n'
+        for path, line, name in (("/bridge.py", 1, "train"), (recipe, 12, "forward_step"), ("/torch.py", 3, "mm"))
+    )
+    log = f"[rank0]: Traceback (most recent call last):\n{frames}[rank0]: RuntimeError: shapes\n"
+    write_text(store.attempt(1).log(0), log)
+    ended = {"detail": "RuntimeError: shapes", "cause": "crash", "action": "stop", "rank": 0}
+    ledger.append(store.ledger, AttemptEnd(attempt=1, outcome="failed", **ended))
+    assert f"  at {recipe}:12 in forward_step" in examine.experiment(results)
+
+
+def test_a_lost_attempt_is_among_the_reports_failures_and_on_this_machine_no_scheduler_is_asked(results):
+    store = attempts_of(results, "waiting", RUN)
+    ledger.append(store.ledger, AttemptStart(attempt=1, world_size=2))
+    ledger.append(store.ledger, AttemptEnd(attempt=1, outcome="interrupted", cause="lost", detail="was killed"))
+    assert examine.failures(results, ["waiting"]) == [
+        "waiting, attempt 1: lost: was killed. no step; no checkpoint yet; then: nothing"
+    ]
+    tried = "\n".join(examine.experiment(results))
+    assert "dmesg" in tried and "sacct" not in tried

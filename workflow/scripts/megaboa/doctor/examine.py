@@ -5,9 +5,11 @@ It also reports runs that passed but have problems.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from megaboa import recipe_files
 from megaboa.blends import corpora
 from megaboa.causes import NODE_CAUSES
 from megaboa.check.facts import Facts, from_json
@@ -38,7 +40,9 @@ from megaboa.run.gpu_use import use_of
 from megaboa.run.identity import is_outdated, is_trained
 from megaboa.run.site import python_of
 from megaboa.scheduler.registry import cluster
-from megaboa.store_paths import RunStore
+from megaboa.store_paths import AttemptFolder, RunStore
+
+CALL = re.compile(r'^.*  File "(.+)", line (\d+), in (\S+)$', re.MULTILINE)
 
 
 def experiment(results: Path) -> list[str]:
@@ -55,14 +59,14 @@ def experiment(results: Path) -> list[str]:
 
 
 def failures(results: Path, names: Iterable[str]) -> list[str]:
-    """A line for each failed attempt of these runs, even if a later attempt succeeded: for the report."""
+    """A line for each failed or lost attempt of these runs, even if a later one succeeded: for the report."""
     return [line for name in names for line in _failed_attempts(ExperimentFolder(results).run(name))]
 
 
 def _failed_attempts(folder: RunFolder) -> list[str]:
     if (store := _store(folder)) is None:
         return []
-    ends = [end for end in ledger.ends(read_ledger(store.ledger)) if end.outcome == "failed"]
+    ends = [end for end in ledger.ends(read_ledger(store.ledger)) if end.outcome == "failed" or end.cause == "lost"]
     lines = []
     for end in ends:
         found = _trouble(store, end)
@@ -191,6 +195,7 @@ def _of_failure(folder: RunFolder, store: RunStore, end: AttemptEnd, facts: Fact
         lr=folder.run.optimizer.get("lr"),
         python=python_of(launch) if launch.start else None,
         in_image=launch.image is not None,
+        in_job=any(start.job for start in ledger.starts(read_ledger(store.ledger)) if start.attempt == end.attempt),
         own_data=not corpora(folder.run.data),
         preflighted=results.preflight.exists(),  # written if all runs passed
         preflighted_in_image=inside is not None and inside.state == "PASS",
@@ -199,12 +204,32 @@ def _of_failure(folder: RunFolder, store: RunStore, end: AttemptEnd, facts: Fact
     return [
         f"{folder.name}: {found.name.replace('_', ' ')} (attempt {end.attempt}{rank}; cause: {end.cause})",
         *(f"  | {line}" for line in found.evidence),
+        *_lines_of_the_recipe(folder, attempt, end.rank),
         *(f"  | {line}" for line in passed.gpu_findings(use_of({end.attempt: attempt})) if not line.startswith(" ")),
-        *(_read_in(folder, end.last_step) if end.cause in ("loss_spike", "nan") and end.last_step else []),
+        *_read_when_it_failed(folder, end),
         f"  logs: {attempt.path}",
         f"  done: {_done(end)}",
         *(f"  try: {line}" for line in troubles.advice(found.name, case)),
     ]
+
+
+def _read_when_it_failed(folder: RunFolder, end: AttemptEnd) -> list[str]:
+    """The data of the step that failed. A step with a NaN ends its rank before it is recorded."""
+    if end.last_step is None or end.cause not in ("loss_spike", "nan"):
+        return []
+    return _read_in(folder, end.last_step + (end.cause == "nan"))
+
+
+def _lines_of_the_recipe(folder: RunFolder, attempt: AttemptFolder, rank: int | None) -> list[str]:
+    """Where in the user's recipe the rank failed, if a traceback in its log leads there."""
+    recipe = str(folder.run.model.get("recipe") or "")
+    if rank is None or not recipe.endswith(".py"):
+        return []
+    own = {str(path.absolute()): path for path in recipe_files.files_of(recipe)}
+    calls = [
+        (own[path], line, name) for path, line, name in CALL.findall(tails_of(attempt).get(rank, "")) if path in own
+    ]
+    return [f"  at {path}:{line} in {name}" for path, line, name in calls[-1:]]
 
 
 def _trouble(store: RunStore, end: AttemptEnd) -> troubles.Trouble:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ REFUSED = re.compile(r"^.*(?:\b(?:is|are) refused(?: in the image)?: |; nothing 
 ENDED = re.compile(rf"^(?:{RANK})?(?:error: |(?:\w+\.)*\w*(?:Error|Exception)\b).*$", re.MULTILINE)
 UNPROVED = re.compile(r"^FAIL .*$", re.MULTILINE)  # failed checks of a proof
 MOST_CHECKS = 5
+ANNOUNCED = 3  # lines below an error that ends with a colon
 
 
 @dataclass(frozen=True)
@@ -124,14 +126,14 @@ def told(job: Job, over: bool = False) -> list[str]:
     text = Tails([(None, job.log)])[None]
     if refused := REFUSED.findall(text):
         return [f"{job.name}: refused", *(f"  | {line}" for line in refused), f"  logs: {job.log}"]
-    if not (said := ENDED.findall(text)):
+    if not (said := list(ENDED.finditer(text))):
         without = (
             f"{job.name}: ended without an error message: it was killed, or {cluster().name} ended it "
             f"(its own log: logs/{cluster().profile})"
         )
         return [without, f"  logs: {job.log}"] if over and not job.part else []
     cause = classify(Ended(0, 1), {None: text}, 0).cause
-    found = troubles.trouble(cause, said[-1][:EVIDENCE_LENGTH], {None: text})
+    found = troubles.trouble(cause, _whole(said[-1]), {None: text})
     what = "failed" if found.name in ("unknown", "config") else found.name.replace("_", " ")
     return [
         f"{job.name}: {what}",
@@ -140,6 +142,14 @@ def told(job: Job, over: bool = False) -> list[str]:
         f"  logs: {job.log}",
         *(f"  try: {line}" for line in (troubles.hub(troubles.Case()) if found.name == "hub" else ())),
     ]
+
+
+def _whole(last: re.Match[str]) -> str:
+    """An error's line, with the lines below it if it announces them."""
+    rank = re.compile(f"^{RANK}")
+    below = (rank.sub("", line).strip() for line in last.string[last.end() :].splitlines())
+    more = itertools.islice(filter(None, below), ANNOUNCED if last[0].rstrip().endswith(":") else 0)
+    return " ".join([rank.sub("", last[0]).strip(), *more])
 
 
 def _is_worked_on(results: Path) -> bool:

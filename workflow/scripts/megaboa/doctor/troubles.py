@@ -34,6 +34,7 @@ GPU_MEMORY = (
 QUOTA = r"[Qq]uota exceeded"
 AVOID = "resources.slurm_extra: --exclude=NODE"
 MOST, LENGTH = 3, 300  # number of lines of evidence, characters per line
+OURS = "error: "
 HEALTHY = "NCCL INFO"  # NCCL_DEBUG=INFO names networks and interfaces even if all is well
 
 # Causes that lines of the logs refine: causes, pattern, name of the trouble.
@@ -55,7 +56,7 @@ class Trouble:
 
 def trouble(cause: str, detail: str, logs: Mapping[int | None, str]) -> Trouble:
     """The trouble's name and the lines that show it, the supervisor's first."""
-    first = (detail.strip()[:LENGTH],) if detail else ()
+    first = (cut(detail.strip()),) if detail else ()
     for causes, pattern, name in FINER:
         found = _lines(pattern, detail, logs) if cause in causes else ()
         if found:
@@ -63,11 +64,16 @@ def trouble(cause: str, detail: str, logs: Mapping[int | None, str]) -> Trouble:
     return Trouble(CAUSES[cause].trouble if cause in CAUSES else "unknown", first)
 
 
+def cut(line: str) -> str:
+    """A line of evidence. Sentences of ours end with the remedy, so they are kept whole."""
+    return line if line.startswith(OURS) else line[:LENGTH]
+
+
 def _lines(pattern: str, detail: str, logs: Mapping[int | None, str]) -> tuple[str, ...]:
     wanted = re.compile(rf"^.*(?:{pattern}).*$", re.MULTILINE)
     found: dict[str, None] = {}
     for text in itertools.chain([detail], logs.values()):
-        lines = (line.strip()[:LENGTH] for line in wanted.findall(text))
+        lines = (cut(line.strip()) for line in wanted.findall(text))
         found |= dict.fromkeys(line for line in lines if HEALTHY not in line)
         if len(found) > MOST:  # no need to read the remaining logs of thousands of ranks
             break
@@ -85,6 +91,7 @@ class Case:
     lr: float | None = None
     python: str | None = None  # of its ranks
     in_image: bool = False
+    in_job: bool = True  # of a scheduler
     own_data: bool = False  # no corpora: the recipe has its own data
     preflighted: bool = False  # preflight has passed
     preflighted_in_image: bool = False
@@ -258,9 +265,10 @@ def cancelled(case: Case) -> list[str]:
 
 
 def lost(case: Case) -> list[str]:
+    asked = f"ask {cluster().name} what became of the job or the node: {cluster().inquiry}"
     return [
         f"with the same command it {_begins(case)}",
-        f"ask {cluster().name} what became of the job or the node: {cluster().inquiry}",
+        asked if case.in_job else "if nobody ended it, the kernel may have, for lack of memory: dmesg | grep -i kill",
     ]
 
 
