@@ -46,6 +46,8 @@ def test_a_torn_archive_and_one_that_is_not_there_are_named(tmp_path):
         Archive(path)["a"]
     with pytest.raises(InputError, match=r"y\.zip: there is no such file"):
         Archive(tmp_path / "y.zip")
+    with pytest.raises(InputError, match=r"is a folder: name the zip file"):
+        Archive(tmp_path)
 
 
 def entry(name, kind=stat.S_IFREG):

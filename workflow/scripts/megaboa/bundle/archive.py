@@ -81,8 +81,10 @@ def _whole(path: Path) -> Iterator[None]:
     """Report the errors of a damaged archive as one sentence."""
     try:
         yield
-    except (FileNotFoundError, IsADirectoryError):
+    except FileNotFoundError:
         raise InputError(f"{path}: there is no such file") from None
+    except IsADirectoryError:
+        raise InputError(f"{path}: is a folder: name the zip file that `snakemake bundle` wrote") from None
     except (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError, RuntimeError, ValueError) as error:
         raise InputError(f"{path}: is a corrupt or truncated zip file ({error}): copy or download it again") from None
 

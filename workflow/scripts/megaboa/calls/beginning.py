@@ -57,9 +57,13 @@ def in_a_thread(handler: Callable[[Any], None]) -> Callable[..., None]:
     Python runs signal handlers in the main thread, so it would deadlock, and only SIGKILL would end it.
     """
 
+    def leave(scheduler: Any) -> None:
+        handler(scheduler)
+        say("jobs that have begun go on to their end; `megaboa stop EXPERIMENT` lets its runs save and stop")
+
     @functools.wraps(handler)
     def handle(scheduler: Any, *_: Any) -> None:
-        _thread.start_new_thread(handler, (scheduler,))  # threading.Thread.start takes locks too
+        _thread.start_new_thread(leave, (scheduler,))  # threading.Thread.start takes locks too
 
     return handle
 

@@ -86,12 +86,12 @@ def _more(failed: Sequence[Fault]) -> str:
 
 
 def print_failures(results: str | Path) -> None:
-    """Print which runs and other jobs failed, and what is available without them; after Ctrl-C where runs stopped."""
+    """Print which runs and other jobs failed, what is available without them, and where runs stopped."""
     if not lock.is_elsewhere() and ExperimentFolder(Path(results)).plan.exists():
         missing = status.missing(Path(results))
         for line in status.failed(Path(results).name, missing):
             say(line)
-        if _interrupted and (stopped := status.interrupted(missing)):
+        if stopped := status.interrupted(missing):
             atexit.register(say, "\n".join(stopped))  # after Snakemake's own errors, which no hook can follow
         lines = failed_stages.failed(Path(results), over=True)
         for line in lines[:MOST_LINES]:

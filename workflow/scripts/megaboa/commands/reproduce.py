@@ -57,9 +57,9 @@ def reproduce(bundle: Path, into: Path | None, figures_only: bool) -> list[Compa
         )
         return compared
     for one in manifest.needed:
-        print(
-            f"needed, and not in the bundle: {one['path']} ({one['for']}), looked for in {folder / 'run'}", flush=True
-        )
+        place = folder / "run" / Path(one["path"]).expanduser()
+        said = "read from outside the bundle" if place.exists() else f"needed, not in the bundle, and not at {place}"
+        print(f"{said}: {one['path']} ({one['for']})", flush=True)
     return compared + show("runs from the bundle's configuration", run_again(files, manifest, folder / "run"))
 
 

@@ -267,7 +267,7 @@ def failed(experiment: str, runs: Sequence[Standing]) -> list[str]:
 
 
 def interrupted(runs: Sequence[Standing]) -> list[str]:
-    """The runs that Ctrl-C has stopped, or is stopping on a cluster, in lines for the end of a call."""
+    """The runs that somebody has stopped, or is stopping on a cluster, in lines for the end of a call."""
     found = [run for run in runs if run.stopped]
     more = [f"and {len(found) - SHOWN} more"] if len(found) > SHOWN else []
     return [*(f"{run.run} {run.stopped}" for run in found[:SHOWN]), *more]
