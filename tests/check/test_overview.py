@@ -20,7 +20,21 @@ def test_a_table_that_a_person_can_read():
     assert head.split() == [*overview.HEAD[:-1], "time", "by"]
     assert " ".join(first.split()) == "a PASS 2 dp2 774M 75.7 139.6 65.5M 3.22e+17 0.45 0.25 108 GB given"
     assert second.split()[:2] == ["b", "FAIL"]
-    assert last == "2 runs: 65.5M tokens, 3.22e+17 FLOP, 0.25 GPU-hours, 108 GB on disk; 1 runs of unknown duration"
+    sums = "65.5M tokens, 3.22e+17 FLOP, 0.25 GPU-hours, 108 GB on disk"
+    assert last == f"2 runs: {sums}; without 1 run of which nothing is known"
+
+
+def test_what_is_unknown_is_not_zero():
+    known = costs.of_run(course(facts(gbs=64, world=2)), given=0.45)
+    untimed = replace(known, step_seconds=None)
+    both = "2 runs: 131M tokens, 6.44e+17 FLOP, 0.25 GPU-hours, 217 GB on disk; 1 run of unknown duration"
+    said = {
+        "1 run: tokens, FLOP, GPU-hours and disk are unknown": [None],
+        "1 run: 65.5M tokens, 3.22e+17 FLOP, GPU-hours unknown, 108 GB on disk": [untimed],
+        both: [untimed, known],
+    }
+    for last, of_runs in said.items():
+        assert overview.text([rows()[0]] * len(of_runs), costs.total(of_runs)).splitlines()[-1] == last
 
 
 def test_the_same_as_tsv():

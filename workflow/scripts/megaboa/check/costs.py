@@ -188,13 +188,15 @@ def _model(run: RunSpec) -> Tree:
 
 @dataclass(frozen=True)
 class Total:
-    """Total of a plan. `unknown`: number of runs with unknown costs, which the sums don't include."""
+    """Total of a plan. `unknown`: number of runs whose GPU-hours are unknown; `uncounted`: of these, runs of which
+    nothing is known. The sums don't include them."""
 
     tokens: int
     flops: float
     gpu_hours: float
     disk_bytes: float
     unknown: int
+    uncounted: int = 0
 
 
 def total(costs: Iterable[Costs | None]) -> Total:
@@ -206,6 +208,7 @@ def total(costs: Iterable[Costs | None]) -> Total:
         gpu_hours=sum(one.gpu_hours or 0.0 for one in known),
         disk_bytes=sum(one.disk_bytes for one in known),
         unknown=sum(one is None or one.gpu_hours is None for one in found),
+        uncounted=len(found) - len(known),
     )
 
 

@@ -99,12 +99,26 @@ def text(rows: Sequence[Mapping[str, Any]], total: Total) -> str:
         lines.append("  ".join(aligned))
     if len(rows) > SHOWN:
         lines.append(f"... and {len(rows) - SHOWN:,} more runs, in preflight.tsv")
-    unknown = f"; {total.unknown} runs of unknown duration" if total.unknown else ""
-    lines.append(
-        f"{len(rows)} runs: {formats.count(total.tokens)} tokens, {formats.count(total.flops)} FLOP, "
-        f"{total.gpu_hours:,.3g} GPU-hours, {formats.size(total.disk_bytes)} on disk{unknown}"
-    )
+    lines.append(_totals(len(rows), total))
     return "\n".join(line.rstrip() for line in lines)
+
+
+def _totals(runs: int, total: Total) -> str:
+    """The sums, and of how many runs they know nothing: zero would be an answer."""
+    if total.uncounted == runs:
+        return f"{_runs(runs)}: tokens, FLOP, GPU-hours and disk are unknown"
+    hours = "GPU-hours unknown" if total.unknown == runs else f"{total.gpu_hours:,.3g} GPU-hours"
+    untimed = total.unknown - total.uncounted if total.unknown < runs else 0
+    return (
+        f"{_runs(runs)}: {formats.count(total.tokens)} tokens, {formats.count(total.flops)} FLOP, {hours}, "
+        f"{formats.size(total.disk_bytes)} on disk"
+        + (f"; {_runs(untimed)} of unknown duration" if untimed else "")
+        + (f"; without {_runs(total.uncounted)} of which nothing is known" if total.uncounted else "")
+    )
+
+
+def _runs(count: int) -> str:
+    return f"{count:,} run{'' if count == 1 else 's'}"
 
 
 def _line(one: Mapping[str, Any]) -> tuple[str, ...]:
