@@ -695,7 +695,7 @@ CASES = {
         {"iters": 100, "save_interval": 101},
         "checkpoint.save_interval",
         "101 in a run of 100 steps",
-        (100,),
+        (50,),
         {"iters": 100, "save_interval": 100},
         {"iters": 100, "save_interval": 0},
         "warning",

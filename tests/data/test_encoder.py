@@ -99,6 +99,19 @@ def test_a_tokenizer_that_refuses_to_encode_is_one_sentence_that_shows_the_docum
         build(tmp_path, [jsonl(tmp_path / "a.jsonl", ["wort", "Satz fremd", "wort"])], encoder)
 
 
+def test_no_document_is_to_blame_where_nothing_can_be_encoded(tmp_path, monkeypatch):
+    """As after Ctrl-C in the midst of the library's imports."""
+    made = Tokenizer(models.WordLevel({"some": 0, "text": 1}, unk_token="some"))
+    encoder = Encoder(frozen(PreTrainedTokenizerFast(tokenizer_object=made), tmp_path / "t"), False, False, key="c")
+
+    def broken(texts):
+        raise AttributeError("'list' object has no attribute 'dtype'")
+
+    monkeypatch.setattr(encoder, "_plain", broken)
+    with pytest.raises(AttributeError, match="dtype"):
+        encoder.encode(["some text"])
+
+
 def test_an_error_that_no_document_causes_is_told_as_it_is(loaded, monkeypatch):
     encoder = Encoder(loaded, False, None)
     alone = encoder._plain

@@ -215,6 +215,14 @@ def test_every_run_of_one_model_has_a_colour_as_long_as_they_can_be_told_apart(e
         assert shades.column == "run" and len({shades.of(name) for name in names}) == colours
 
 
+def test_a_value_of_a_column_has_the_colour_of_its_first_run(experiment):
+    first = load_runs(experiment.results)[0]
+    frames = Frames([dataclasses.replace(first, name=name) for name in "abcd"])
+    frames.runs["layout"] = ["dp only", "dp only", "tp2", "pp2"]
+    by_run, by_layout = Shades(frames), Shades(frames, "layout")
+    assert [by_layout.of(one) for one in ("dp only", "tp2", "pp2")] == [by_run.of(name) for name in "acd"]
+
+
 @pytest.mark.slow
 def test_many_runs_are_coloured_by_model_and_the_fastest_are_shown(tmp_path):
     experiment = FakeExperiment(tmp_path)

@@ -11,6 +11,7 @@ if not __package__:  # started as a folder: its files aren't modules of their ow
 
 import importlib
 import os
+import signal
 from collections.abc import Callable
 
 from megaboa import __version__
@@ -66,6 +67,8 @@ def main(words: list[str]) -> int:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except KeyboardInterrupt:  # the caller's own, who needs no traceback; a job has made nothing half
+        return 128 + signal.SIGINT
     return code
 
 

@@ -23,7 +23,8 @@ def checkpoints_come_before_the_end(f: Facts) -> Broken | None:
     interval, iters = f.training.save_interval, f.training.iters
     if not interval or iters is None or interval <= iters:
         return None
-    return warning("checkpoint.save_interval", f"{interval} in a run of {iters} steps saves only the last", (iters,))
+    said = f"{interval} in a run of {iters} steps saves only the last"
+    return warning("checkpoint.save_interval", said, (max(1, iters // 2),))
 
 
 def copies_on_nodes_can_be_resumed(f: Facts) -> Broken | None:

@@ -3,12 +3,25 @@
 It reads ledgers and logs as they are, and may be called at any time.
 """
 
+from __future__ import annotations
+
+from pathlib import Path
+
 from megaboa import commands
 from megaboa.doctor import examine
 
 
 def main(words: list[str]) -> None:
     parser = commands.parser("doctor", __doc__)
-    parser.add_argument("experiment", type=commands.experiment, help="its name, or the folder of its results")
-    lines = examine.experiment(parser.parse_args(words).experiment)
-    print("\n".join(lines) if lines else "every run that has ended is PASS")
+    parser.add_argument("asked", metavar="experiment", type=asked, help="its name, its results, or EXPERIMENT/RUN")
+    results, run = parser.parse_args(words).asked
+    fine = f"{run} has not failed" if run else "every run that has ended is PASS"
+    print("\n".join(examine.experiment(results, run)) or fine)
+
+
+def asked(text: str) -> tuple[Path, str | None]:
+    """An experiment's results, and the run of it, if one is named."""
+    if not Path(text).exists() and "/" in text:
+        folder = commands.run(text)
+        return folder.parents[1], folder.name
+    return commands.experiment(text), None

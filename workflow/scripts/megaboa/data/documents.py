@@ -99,7 +99,8 @@ def text_getter(form: Format, surrogates: bool = True) -> Callable[[Any], Texts]
 
     def texts(record: Any) -> Texts:
         if not isinstance(record, dict):
-            return Bad(f"a JSON {type(record).__name__}, where an object with the key {keys[0]!r} is needed")
+            each = ": write each element on a line (`jq -c '.[]'`)" if isinstance(record, list) else ""
+            return Bad(f"a JSON {type(record).__name__}, where an object with the key {keys[0]!r} is needed{each}")
         found = []
         for key, path in zip(keys, steps, strict=True):
             value: Any = record

@@ -137,7 +137,7 @@ class Encoder:
         return [ids[begin:end] for begin, end in pairwise(np.asarray(layout.offsets.data).tolist())]
 
     def _refusal(self, texts: Sequence[str], error: Exception) -> InputError | None:
-        """An error about the document that can't be encoded; None if each text is fine by itself."""
+        """An error about the document that can't be encoded; None if each text is fine by itself, or none is."""
 
         def refuses(text: str) -> bool:
             try:
@@ -147,7 +147,7 @@ class Encoder:
             return False
 
         text = next(filter(refuses, texts), None)
-        if text is None:
+        if text is None or refuses(""):  # Ctrl-C within the library's imports leaves it unable to encode anything
             return None
         return InputError(
             f"{self._key}.tokenizer: {self.name} can't encode the document that begins with {text[:40]!r} "

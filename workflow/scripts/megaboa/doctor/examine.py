@@ -45,14 +45,14 @@ from megaboa.store_paths import AttemptFolder, RunStore
 CALL = re.compile(r'^.*  File "(.+)", line (\d+), in (\S+)$', re.MULTILINE)
 
 
-def experiment(results: Path) -> list[str]:
-    """The findings of an experiment, as lines; a healthy run has none."""
+def experiment(results: Path, only: str | None = None) -> list[str]:
+    """The findings of an experiment, or of one run of it, as lines; a healthy run has none."""
     folder = ExperimentFolder(results)
     found = read_if_there(Preflight, folder.preflight)
     known = found.runs if found else {}
     lines = [f"{one}: left out of the plan" for one in read(ReportSpec, folder.specs.report).invalid]
-    lines += failed_stages.failed(results)
-    for name in read(RunsSpec, folder.specs.runs).runs:
+    lines += failed_stages.failed(results, only=only)
+    for name in [only] if only else read(RunsSpec, folder.specs.runs).runs:
         facts = known[name].facts if name in known else None
         lines += run(folder.run(name), from_json(facts) if facts else None)
     return lines

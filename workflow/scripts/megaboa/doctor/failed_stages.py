@@ -50,9 +50,10 @@ class Job:
         return all(path.stat().st_mtime <= self.log.stat().st_mtime for path in self.needs)
 
 
-def failed(results: Path, over: bool | None = None) -> list[str]:
+def failed(results: Path, over: bool | None = None, only: str | None = None) -> list[str]:
+    """The explanations of all failed jobs, or of those of one run and of what all runs need."""
     over = not _is_worked_on(results) if over is None else over
-    return [line for job in jobs(results) if not job.manifest.exists() for line in told(job, over)]
+    return [line for job in jobs(results, only) if not job.manifest.exists() for line in told(job, over)]
 
 
 def keeps_runs_waiting(results: Path) -> bool:
@@ -60,9 +61,10 @@ def keeps_runs_waiting(results: Path) -> bool:
     return any(told(job) for job in _before_training(results) if not job.manifest.exists())
 
 
-def jobs(results: Path) -> list[Job]:
-    """Every job that the plan's specifications ask for, except for training."""
-    return [*_before_training(results), *(job for run in _runs(results) for job in of_run(results, run))]
+def jobs(results: Path, only: str | None = None) -> list[Job]:
+    """Every job that the plan's specifications ask for, except for training; `only`: of the runs, that one."""
+    runs = [only] if only else _runs(results)
+    return [*_before_training(results), *(job for run in runs for job in of_run(results, run))]
 
 
 def of_run(results: Path, run: str) -> list[Job]:

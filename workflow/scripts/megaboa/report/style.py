@@ -172,7 +172,8 @@ def for_page(svg: str, name: str) -> str:
 class Shades:
     """Colours by the values of one column: few values have one each of the palette, many go from light to dark.
 
-    Without a column, few runs have a colour each. For many runs the colour shows the model or, if there is only one,
+    Without a column, few runs have a colour each, and a value of a column has the colour of its first run, as figures
+    stand next to each other. For many runs the colour shows the model or, if there is only one,
     the place in the plan.
     """
 
@@ -181,11 +182,14 @@ class Shades:
         self.few = len(runs) <= len(PALETTE)
         self.column = column or ("model" if not self.few and runs["model"].nunique() > 1 else "run")
         self.by_group = self.column != "run"
-        levels = list(dict.fromkeys(runs[self.column])) if self.column in runs else []
+        values = list(runs[self.column]) if self.column in runs else []
+        levels = list(dict.fromkeys(values))
         if (
             self.column == "run" and len(levels) > MOST_ENTRIES
         ):  # bars have names next to them, so shades would add nothing
             colours = [PALETTE[0]] * len(levels)
+        elif self.few and self.by_group:
+            colours = [PALETTE[values.index(level)] for level in levels]
         elif len(levels) <= len(PALETTE) or self.column == "model":
             # Models beyond the palette share its last colour, a grey.
             colours = [PALETTE[min(index, len(PALETTE) - 1)] for index in range(len(levels))]
