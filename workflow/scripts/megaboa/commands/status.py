@@ -81,7 +81,7 @@ def show(shown: list[Shown], queue: Queue) -> Group:
     for one in shown:
         runs, name = one.progress(queue), one.experiment.name
         parts += ["", progress_table(name, runs)]
-        if any(run.state == "waiting" for run in runs) and failed_stages.keeps_runs_waiting(one.experiment):
+        if failed_stages.keeps_runs_waiting(one.experiment):  # or those that are trained, of a newer configuration
             parts.append(Text(f"a stage before training has failed: `megaboa doctor {name}` says why"))
     return Group(*parts[1:])  # an empty line between two
 
