@@ -50,7 +50,9 @@ onstart:
 
 onerror:
     if SUBMITS:
-        ending.print_failures(RESULTS)
+        ending.print_failures(
+            RESULTS, ending.trained(workflow.dag, RULE_NAME("train"))
+        )
         ending.report_after_failure(
             RESULTS, RULE_NAME("report"), REPORT, SHARED.reported, workflow.dag
         )

@@ -12,7 +12,7 @@ import pytest
 from megaboa import __version__, commands
 from megaboa.__main__ import GROUPS, JOBS, NAMES_OF_JOBS, main, usage, usage_of_jobs
 from megaboa.commands import hosts
-from megaboa.errors import InputError
+from megaboa.errors import InputError, one_sentence
 
 SCRIPTS = Path(__file__).parents[1] / "workflow" / "scripts"
 NAMES = [name for group in GROUPS.values() for name in group]
@@ -137,3 +137,32 @@ def test_a_capture_that_fails_says_so_as_other_jobs_do(tmp_path, monkeypatch):
     monkeypatch.setattr(hosts, "capture_run", fail)
     with pytest.raises(SystemExit, match=r"^error: rank 1 was killed$"):
         main(["capture", str(tmp_path / "run.json"), "--out", str(tmp_path / "profile.json")])
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (InputError("a.yaml: no"), "error: a.yaml: no"),
+        (
+            PermissionError(13, "Permission denied", "{0}/there"),
+            "error: {0}/there: Permission denied: give this",
+        ),
+        (PermissionError(13, "Permission denied", "{0}/.new.tmp"), "error: {0}: Permission denied: give this"),
+        (PermissionError(1, "Operation not permitted"), "error: [Errno 1] Operation not permitted"),
+    ],
+)
+def test_what_a_user_can_mend_is_one_sentence(tmp_path, error, said):
+    (tmp_path / "there").touch()
+    if isinstance(error, OSError) and error.filename:
+        error.filename = error.filename.format(tmp_path)
+    with pytest.raises(SystemExit) as ended, one_sentence():
+        raise error
+    assert str(ended.value).startswith(said.format(tmp_path))
+
+
+def test_ctrl_c_ends_a_command_without_a_traceback(monkeypatch):
+    def interrupted(words):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("megaboa.__main__.call", interrupted)
+    assert main(["status"]) == 130

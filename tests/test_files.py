@@ -122,3 +122,9 @@ def test_a_relative_target_is_relative_to_the_working_folder(tmp_path, monkeypat
     (tmp_path / "store").mkdir()
     files.link("store", "results/mine/store")
     assert (tmp_path / "results" / "mine" / "store").readlink() == Path("../../store")
+
+
+def test_a_file_that_is_no_json_is_named(tmp_path):
+    (tmp_path / "run.json").write_text('{"a": ')
+    with pytest.raises(files.DamagedError, match=r"run\.json is not valid JSON \(Expecting value.*call again"):
+        files.read_json(tmp_path / "run.json")

@@ -93,7 +93,7 @@ def both(folder):
     from megatron.bridge.training.config import runtime_config_update
     from megatron.bridge.training.utils.flop_utils import num_floating_point_operations
 
-    from megaboa.bridge import configuration, dryrun, preflight
+    from megaboa.bridge import configuration, dryrun, preflight, recipe_models
     from megaboa.bridge.config_facts import facts_of
     from megaboa.check import flops, parameters, table
     from megaboa.check.stages import stages
@@ -103,6 +103,8 @@ def both(folder):
         try:
             inputs = configuration.Inputs.before_payloads(folder)
             config = configuration.build(folder.run, inputs)
+            if folder.run.own_recipe:
+                recipe_models.refuse_misspelt(config, folder.run.own_recipe)
             facts = facts_of(config, folder.run, folder.launch, folder.profile)
             answer["loss"] = facts.kernels.loss_kernel
             found = table.check(facts)

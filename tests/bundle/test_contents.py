@@ -29,7 +29,7 @@ def asked(tmp_path, monkeypatch):
     results = tmp_path / "results" / "tiny"
     write_json(results / "specs" / "runs.json", {"runs": ["a"]})
     write_json(results / "specs" / "image.json", {"runtime": "none"})
-    write_json(results / "runs" / "a" / "run.json", {"device": "cpu", "model": {"recipe": str(RECIPE)}})
+    write_json(results / "runs" / "a" / "run.json", {"device": "cpu", "model": {"name": "tiny", "recipe": str(RECIPE)}})
     write_json(results / "runs" / "gone" / "run.json", {"device": "cuda"})
     write_json(results / "runs" / "a" / "train.json", {**TRAIN, "store": str(tmp_path / "store"), "host": "n1"})
     (tmp_path / "tiny.yaml").write_text(f"store: {tmp_path}/store\n")
@@ -79,8 +79,10 @@ def test_a_secret_names_its_file_and_variable_and_not_itself(asked, tmp_path):
 def test_what_could_not_be_made_again_is_refused(asked, tmp_path):
     elsewhere = tmp_path / "mine.py"
     elsewhere.write_text("")
-    write_json(asked.results / "runs" / "a" / "run.json", {"device": "cpu", "model": {"recipe": str(elsewhere)}})
-    with pytest.raises(InputError, match=r"mine\.py: this recipe lies outside of the clone"):
+    write_json(
+        asked.results / "runs" / "a" / "run.json", {"device": "cpu", "model": {"name": "own", "recipe": str(elsewhere)}}
+    )
+    with pytest.raises(InputError, match=r"models\.own\.recipe: .*mine\.py lies outside of the clone"):
         bundled(asked)
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from another_user import as_another_user, only_root
 from indexed_files import write_indexed
+from ordinary_user import as_ordinary_user
 
 from megaboa.config import ConfigError, command_line, keys, load
 from megaboa.plan import make_plan
@@ -404,7 +404,6 @@ def test_a_doubtful_number_on_the_command_line_is_no_default(value: str, tmp_pat
         load([file], command_line({"training": {"seed": value}}))
 
 
-@only_root
 def test_what_may_not_be_read_is_a_mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write_indexed(Path("old"), [[1, 2]])
@@ -417,9 +416,9 @@ def test_what_may_not_be_read_is_a_mistake(tmp_path: Path, monkeypatch: pytest.M
     corpora = "  text: {source: text.jsonl}\n  old: {megatron: old}\n"
     model = "  other: {hf: hf}\n"
     experiment.write_text(GOOD.replace(OLD, corpora).replace("models:\n", "models:\n" + model))
-    with as_another_user(tmp_path), pytest.raises(ConfigError) as caught:
+    with as_ordinary_user(tmp_path), pytest.raises(ConfigError) as caught:
         load([experiment])
     said = str(caught.value)
-    assert "corpora.text.source: text.jsonl may not be read by this user: give it the right to" in said
-    assert "corpora.old.megatron: old.bin may not be read by this user" in said
-    assert "models.other.hf: hf/tokenizer.json may not be read by this user" in said
+    assert "corpora.text.source: text.jsonl: permission denied: give this user the right to read it" in said
+    assert "corpora.old.megatron: old.bin: permission denied" in said
+    assert "models.other.hf: hf/tokenizer.json: permission denied" in said

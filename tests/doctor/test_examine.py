@@ -9,6 +9,7 @@ import made
 import pytest
 
 from megaboa.check.facts import from_json
+from megaboa.commands import doctor
 from megaboa.config.models.resources import Launch
 from megaboa.doctor import examine, troubles
 from megaboa.files import link, write_json, write_text
@@ -266,3 +267,15 @@ def test_a_lost_attempt_is_among_the_reports_failures_and_on_this_machine_no_sch
     ]
     tried = "\n".join(examine.experiment(results))
     assert "dmesg" in tried and "sacct" not in tried
+
+
+def test_one_run_is_explained_by_its_name_or_folder(results, monkeypatch, capsys):
+    monkeypatch.chdir(results.parents[1])
+    (results / "plan.tsv").touch()
+    for name in ("x/big", "results/x/runs/big"):
+        doctor.main([name])
+        said = capsys.readouterr().out
+        assert "big: gpu memory" in said and "waiting" not in said
+    with pytest.raises(SystemExit):
+        doctor.main(["results/typo"])
+    assert "no experiment 'results/typo' is planned in results/; there are x" in capsys.readouterr().err

@@ -227,8 +227,12 @@ def test_the_checks_that_a_proof_failed_are_named(trained):
 
 
 def test_an_error_is_told_with_what_it_announces_and_ours_with_its_remedy(results):
-    log(results, "models/llama.source", "[rank0]: ValueError: Shape of x:\n[rank0]:   Expected: 3\n\nGot: 4\n")
-    assert "  | ValueError: Shape of x: Expected: 3 Got: 4" in failed_stages.failed(results)
+    log(
+        results,
+        "models/llama.source",
+        "[rank0]: ValueError: Shape of x:\n[rank0]:   is: 3\n  was: 4\nShutting down\n",
+    )
+    assert "  | ValueError: Shape of x: is: 3 was: 4" in failed_stages.failed(results)
     sentence = f"error: {'a long path ' * 40}was changed. Remove it, and call again"
     log(results, "models/llama.source", f"{sentence}\n")
     assert f"  | {sentence}" in failed_stages.failed(results)

@@ -4,7 +4,7 @@ import shutil
 
 import made
 import pytest
-from another_user import as_another_user, only_root
+from ordinary_user import as_ordinary_user
 
 from megaboa.config.models.resources import Recovery
 from megaboa.files import file_digest, read_jsonl, write_json
@@ -188,14 +188,13 @@ def test_with_loss_spikes_enough_is_kept_to_go_back_before_one(run):
     assert spiky.retention["keep_last"] == 7, "55 steps may be done before a spike is noticed"
 
 
-@only_root
 def test_a_checkpoint_that_may_not_be_read_is_not_damaged(run, parent):
     """Its user would lose the steps since the one before, although nothing is wrong with it."""
     child = run()
     own = child.payload.checkpoints
     newest = [save(own, iteration) for iteration in (10, 20)][1]
     (newest / "__0_0.distcp").chmod(0)
-    with as_another_user(newest):
+    with as_ordinary_user(newest):
         with pytest.raises(UnusableInputError, match=r"run child: checkpoint 20: .*__0_0.distcp may not be read by"):
             child.beginning()
         assert "may not be read" in child.could_not_load(20, "CheckpointException")
@@ -204,5 +203,5 @@ def test_a_checkpoint_that_may_not_be_read_is_not_damaged(run, parent):
     shutil.rmtree(own)
     child = run(PARENT)
     refused = pytest.raises(UnusableInputError, match=r"can't continue from step 10 of old/base: .*may not be read")
-    with as_another_user(checkpoints.folder(parent, 10)), refused:
+    with as_ordinary_user(checkpoints.folder(parent, 10)), refused:
         child.beginning()

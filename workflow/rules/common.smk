@@ -20,7 +20,7 @@ JobScheduler.exit_gracefully = beginning.in_a_thread(JobScheduler.exit_gracefull
 with beginning.refusals_told():
     CONFIG_FILES, GIVEN = configuration.files_and_values(workflow, config)
     GIVEN, RESTART = restarts.split(GIVEN)
-    LOADED = load(CONFIG_FILES, command_line(GIVEN), os.environ)
+    LOADED = load(CONFIG_FILES, command_line(GIVEN), os.environ, contents=SUBMITS)
     PROFILE = defaults.profile_resources(workflow.resource_settings.default_resources)
     LOADED = device.settle(
         LOADED, defaults.partition(PROFILE), None if SUBMITS else CONFIG_FILES[0]
@@ -43,8 +43,8 @@ PREVIEW = {}  # in a dry run: the files that a call would change, and where they
 
 if SUBMITS:  # jobs read these files and never write them
     LOOKS = configuration.looks_only(workflow.output_settings.dryrun, sys.argv)
-    MINE = lock.claim_experiment(RESULTS)
     with beginning.refusals_told():
+        MINE = lock.claim_experiment(RESULTS)
         PREVIEW, CALL_CONFIG = plan_files.write_plan(
             PLAN, SHARED, CONFIG_FILES, LOOKS, MINE, COMMAND, RESTARTED
         )

@@ -86,3 +86,18 @@ def test_a_recipe_imports_the_modules_next_to_it(tmp_path):
     [said] = on_cpu(made_by, recipe)
     assert said.startswith(f"{recipe} imports transformers, which is both in {tmp_path} and a library (/")
     assert said.endswith("transformers/__init__.py): rename the file")
+
+
+def made_in_turn(*recipes):
+    return [made_by(recipe) for recipe in recipes]
+
+
+def test_recipes_of_several_folders_have_neighbours_of_their_own(tmp_path):
+    """Which one process checks, one after the other; the second folder is also found by way of a link."""
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "sizes.py").write_text(f"NAME = {folder!r}\n")
+        (tmp_path / folder / "mine.py").write_text("def configure():\n    import sizes\n\n    return sizes.NAME\n")
+    (tmp_path / "link").symlink_to(tmp_path / "b")
+    recipes = [tmp_path / folder / "mine.py" for folder in ("a", "b", "link", "a")]
+    assert on_cpu(made_in_turn, *recipes) == [["a", "b", "b", "a"]]

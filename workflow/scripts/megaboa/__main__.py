@@ -67,7 +67,7 @@ def main(words: list[str]) -> int:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except KeyboardInterrupt:  # the caller's own, who needs no traceback; a job has made nothing half
+    except KeyboardInterrupt:  # needs no traceback; jobs leave no partial files
         return 128 + signal.SIGINT
     return code
 

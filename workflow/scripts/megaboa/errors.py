@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -59,10 +60,13 @@ def one_sentence(out: Path | None = None) -> Iterator[None]:
     except InputError as error:
         sys.exit(f"error: {error}")
     except PermissionError as error:
-        if error.filename is None:  # of a process, and not of a file
-            raise
         sys.exit(f"error: {forbidden(error)}")
 
 
 def forbidden(error: PermissionError) -> str:
-    return f"{error.filename}: {error.strerror}: give this user the right to it, and call again"
+    """The file that this user may not use, or its folder, if it could not be made; of a process only what is said."""
+    if error.filename is None:
+        return str(error)
+    path = Path(os.fsdecode(error.filename))
+    place = path if os.path.lexists(path) else path.parent
+    return f"{place}: {error.strerror}: give this user the right to it, and call again"

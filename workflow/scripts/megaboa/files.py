@@ -45,7 +45,7 @@ def read_json(path: str | Path) -> Any:
         return json.loads(Path(path).read_text(encoding="utf-8"))
     except ValueError as error:
         raise DamagedError(
-            f"{path} is damaged (no JSON: {error}): restore it, or remove it if it is below results/, and call again"
+            f"{path} is not valid JSON ({error}): restore it, or remove it if it is below results/, and call again"
         ) from error
 
 

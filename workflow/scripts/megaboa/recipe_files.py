@@ -4,22 +4,28 @@ only, because the plan reads them."""
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+
+_known: dict[str, dict[Path, int]] = {}  # the files of each recipe, with the times of their last changes
 
 
 def files_of(recipe: str) -> list[Path]:
     """The recipe, then all modules of its folder that it imports, itself or through others. Imports are read from the
     code, so those that are only made by `importlib` aren't found."""
-    first = Path(recipe).expanduser()
-    found: dict[Path, None] = {}
-    unread = [first]
-    while unread:
-        path = unread.pop()
-        if path not in found:
-            found[path] = None
-            unread += [one for name in _imports(path, first.parent) for one in _files(first.parent, name)]
-    return [first, *sorted(path for path in found if path != first)]
+    found = _known.get(recipe, {})
+    if not found or any(_changed(path) != changed for path, changed in found.items()):  # once per run of a plan
+        first = Path(recipe).expanduser()
+        others = sorted(path for path in _reached_from(first) if path != first)
+        found = _known[recipe] = {path: _changed(path) for path in (first, *others)}
+    return list(found)
+
+
+def by_place(recipe: str) -> dict[str, Path]:
+    """The same, by the names that they have in tracebacks."""
+    return {str(path.absolute()): path for path in files_of(recipe)}
 
 
 def modules_of(recipe: str) -> list[str]:
@@ -30,33 +36,65 @@ def modules_of(recipe: str) -> list[str]:
 
 def assigned(recipe: str) -> set[str]:
     """The names of all attributes that the recipe's code assigns to: `decay` of `config.optimizer.decay = 0.1`."""
-    nodes = [node for path in files_of(recipe) for node in ast.walk(_tree(path))]
-    return {one.attr for one in nodes if isinstance(one, ast.Attribute) and isinstance(one.ctx, ast.Store)}
+    return {name for path in files_of(recipe) for name in _code(path).assigned}
 
 
-def _tree(path: Path) -> ast.Module:
-    """The code of a file; none if there is none to be read, which is reported elsewhere."""
+@dataclass(frozen=True)
+class Code:
+    """What is read of a file: the names that it imports, with the level of relative ones, and attributes."""
+
+    imports: tuple[tuple[int, str], ...] = ()
+    assigned: frozenset[str] = frozenset()
+
+
+def _changed(path: Path) -> int:
     try:
-        return ast.parse(path.read_text(encoding="utf-8"))
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _code(path: Path) -> Code:
+    return _read(path, _changed(path))
+
+
+@functools.lru_cache(maxsize=1024)
+def _read(path: Path, changed: int) -> Code:
+    """A file's code; nothing if there is none to be read, which is reported elsewhere."""
+    try:
+        nodes = list(ast.walk(ast.parse(path.read_bytes())))
     except (OSError, SyntaxError, ValueError):
-        return ast.Module([], [])
+        return Code()
+    stored = (node for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store))
+    return Code(tuple(one for node in nodes for one in _imported(node)), frozenset(node.attr for node in stored))
 
 
-def _imports(path: Path, folder: Path) -> Iterator[str]:
-    """The dotted names of the modules that a file may import; names within a module are among them."""
-    package = path.relative_to(folder).parts[:-1]
-    for node in ast.walk(_tree(path)):
-        if isinstance(node, ast.Import):
-            yield from (one.name for one in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            outer = package[: len(package) - node.level + 1] if node.level else ()
-            base = [*outer, *(node.module.split(".") if node.module else ())]
-            yield from (".".join([*base, one.name]) for one in node.names)
+def _imported(node: ast.AST) -> Iterator[tuple[int, str]]:
+    """The modules that a statement may import; names within a module are among them."""
+    if isinstance(node, ast.Import):
+        yield from ((0, one.name) for one in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        base = f"{node.module}." if node.module else ""
+        yield from ((node.level, base + one.name) for one in node.names)
 
 
-def _files(folder: Path, name: str) -> Iterator[Path]:
+def _reached_from(first: Path) -> set[Path]:
+    found, unread = set(), [first]
+    while unread:
+        path = unread.pop()
+        if path in found:
+            continue
+        found.add(path)
+        package = path.relative_to(first.parent).parts[:-1]
+        for level, name in _code(path).imports:
+            outer = package[: len(package) - level + 1] if level else ()
+            unread += _files(first.parent, [*outer, *name.split(".")])
+    return found
+
+
+def _files(folder: Path, parts: list[str]) -> Iterator[Path]:
     """The files in a folder that are executed when a module is imported."""
-    for part in name.split("."):
+    for part in parts:
         module, package = folder / f"{part}.py", folder / part
         if (package / "__init__.py").is_file():
             yield package / "__init__.py"

@@ -64,12 +64,14 @@ def _check(
 ) -> RunCheck:
     from megatron.bridge.training.config import runtime_config_update
 
-    from megaboa.bridge import configuration, cpu
+    from megaboa.bridge import configuration, cpu, recipe_models
     from megaboa.bridge.config_facts import facts_of
     from megaboa.check import memory, table
 
     run, inputs = folder.run, configuration.Inputs.before_payloads(folder)
     config = configuration.build_as_launched(folder, inputs)
+    if run.own_recipe:
+        recipe_models.refuse_misspelt(config, run.own_recipe)
     facts = facts_of(config, run, folder.launch, folder.profile)
     known.append(facts)
     findings = table.check(facts)
@@ -233,8 +235,7 @@ def _objection(error: BaseException, run: RunSpec) -> str:
     from megaboa.bridge import recipe_models
 
     said = _sentence(error)
-    recipe = str(run.model.get("recipe") or "")
-    if not recipe.endswith(".py") or not (calls := recipe_models.calls_to(error, recipe)):
+    if not run.own_recipe or not (calls := recipe_models.calls_to(error, run.own_recipe)):
         return said
     cause = f"; because of {_sentence(error.__cause__)}" if error.__cause__ else ""
     return f"{said} (at {calls}{cause})"

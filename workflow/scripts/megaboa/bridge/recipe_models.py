@@ -16,6 +16,7 @@ import itertools
 import sys
 import traceback
 from collections.abc import Callable, Iterator
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -55,12 +56,15 @@ CALLS = 3  # that are told of those that led to an error: so many of the first a
 # Errors of the hub, remembered for all runs of a call: Bridge and the hub's client try for two minutes.
 _not_given: dict[str, hub.HubError] = {}
 
+_folders: list[Path] = []  # the folder of the recipe that was read last, if it imports modules next to it
+
 Make = Callable[..., ConfigContainer]
 
 
 def named(recipe: str) -> Make:
     """The function of a recipe: the user's (a Python file with `configure`), or Bridge's, by its name."""
     if recipe.endswith(".py"):
+        _find_neighbours(recipe)
         module = module_of(recipe)
         if not hasattr(module, "configure"):
             raise ValueError(
@@ -82,7 +86,6 @@ def named(recipe: str) -> Make:
 @functools.cache
 def module_of(recipe: str) -> ModuleType:
     """The user's recipe file as a module, executed once, so that forward step and configuration share definitions."""
-    _find_neighbours(recipe)
     spec = importlib.util.spec_from_file_location(Path(recipe).stem, Path(recipe).expanduser())
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -90,17 +93,33 @@ def module_of(recipe: str) -> ModuleType:
 
 
 def _find_neighbours(recipe: str) -> None:
-    """Let the recipe import the modules next to it, if it does. A file there with the name of a library is refused, as
-    nobody could say which of them is meant."""
-    names = recipe_files.modules_of(recipe)
-    folder = str(Path(recipe).expanduser().absolute().parent)
-    for name in names if folder not in sys.path else ():
-        if (other := importlib.util.find_spec(name)) is not None:
+    """Let the recipe import the modules next to it, if it does, and no longer those next to another recipe. A file with
+    the name of a library is refused, as nobody could say which of them is meant."""
+    names, folder = recipe_files.modules_of(recipe), Path(recipe).expanduser().resolve().parent
+    while _folders and _folders[-1] != folder:
+        _leave(_folders.pop())
+    for name in names:
+        spec = importlib.util.find_spec(name)
+        if spec is not None and not _lies_in(folder, spec):
             raise ValueError(
-                f"{recipe} imports {name}, which is both in {folder} and a library ({other.origin}): rename the file"
+                f"{recipe} imports {name}, which is both in {folder} and a library ({spec.origin}): rename the file"
             )
-    if names and folder not in sys.path:
-        sys.path.append(folder)
+    if names and not _folders:
+        _folders.append(folder)
+        sys.path.append(str(folder))
+
+
+def _leave(folder: Path) -> None:
+    """Make the modules of a folder unknown: another recipe may have some of the same names."""
+    sys.path.remove(str(folder))
+    for name, module in list(sys.modules.items()):
+        if (file := getattr(module, "__file__", None)) and Path(file).resolve().is_relative_to(folder):
+            del sys.modules[name]
+
+
+def _lies_in(folder: Path, spec: ModuleSpec) -> bool:
+    places = [spec.origin] if spec.has_location else list(spec.submodule_search_locations or ())
+    return bool(places) and all(Path(place).resolve().is_relative_to(folder) for place in places)
 
 
 def _performance(found: bridge_recipes.Found) -> Make:
@@ -139,14 +158,12 @@ def made(make: Make, model: Tree, source: ModelSource | None) -> ConfigContainer
             f"{key}.recipe: configure() of {model['recipe']} returns {type(config).__name__}, not a ConfigContainer of "
             "Megatron-Bridge"
         )
-    if model["recipe"].endswith(".py"):
-        refuse_misspelt(config, model["recipe"])
     return config
 
 
 def calls_to(error: BaseException, recipe: str) -> str | None:
     """The calls that led to an error, from the user's recipe on; None if it was raised elsewhere."""
-    own = {str(path.absolute()) for path in recipe_files.files_of(recipe)}
+    own = recipe_files.by_place(recipe)
     calls = itertools.dropwhile(lambda call: call.filename not in own, traceback.extract_tb(error.__traceback__))
     if not (told := list(map(_call, calls))):
         return None
@@ -160,14 +177,15 @@ def _call(call: traceback.FrameSummary) -> str:
 
 
 def refuse_misspelt(config: ConfigContainer, recipe: str) -> None:
-    """Refuse attributes that a recipe's code sets and that the section doesn't have, if it has a similar field: Python
-    would take `config.optimizer.wieght_decay = 0.1` without a word. Bridge sets further attributes itself."""
+    """Refuse attributes that a recipe's code sets and that the section doesn't have, if it has a field that is spelled
+    nearly so: Python would take `config.optimizer.wieght_decay = 0.1` without a word. A longer name, as a recipe's own
+    `num_layers_2`, is none of these; Bridge sets further attributes itself."""
     own = recipe_files.assigned(recipe)
     for path, section in _sections(config):
         known = {field.name for field in dataclasses.fields(section)}
-        for name in sorted((own & vars(section).keys()) - known):
+        for name in sorted((own & getattr(section, "__dict__", {}).keys()) - known):
             near = difflib.get_close_matches(name, known, n=1, cutoff=SIMILAR)
-            if near and not hasattr(type(section), name):
+            if near and name not in near[0] and near[0] not in name and not hasattr(type(section), name):
                 kind = type(section).__name__
                 raise ValueError(f"{recipe} sets {path}{name}, and {kind} has no such field; did you mean {near[0]}?")
 

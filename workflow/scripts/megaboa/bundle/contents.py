@@ -217,13 +217,17 @@ def _below(names: Sequence[str]) -> list[Path]:
 def _recipes(results: Path) -> Files:
     """The user's own recipes from elsewhere in the clone, with the modules next to them that they import."""
     models = [ExperimentFolder(results).run(run).run.model for run in _runs(results)]
-    named = {str(model.get("recipe")) for model in models if str(model.get("recipe")).endswith(".py")}
-    paths = [path.resolve() for name in sorted(named) for path in recipe_files.files_of(name)]
-    if outside := [path for path in paths if not path.is_relative_to(ROOT)]:
-        raise InputError(
-            f"{outside[0]}: this recipe lies outside of the clone: move it into it, so that the bundle has it"
-        )
-    return {path.relative_to(ROOT).as_posix(): path.read_bytes() for path in paths}
+    named = {recipe: model["name"] for model in models if (recipe := str(model.get("recipe"))).endswith(".py")}
+    paths = [(path, named[recipe]) for recipe in sorted(named) for path in recipe_files.files_of(recipe)]
+    if outside := [f"models.{name}.recipe: {path}" for path, name in paths if not path.resolve().is_relative_to(ROOT)]:
+        raise InputError(f"{outside[0]} lies outside of the clone: move it into it, so that the bundle has it")
+    return {_place(path): path.read_bytes() for path, _ in paths}
+
+
+def _place(path: Path) -> str:
+    """A file's name in the clone: where it is looked for, also if that is a link."""
+    folder = path.parent.resolve()
+    return ((folder if folder.is_relative_to(ROOT) else path.resolve().parent) / path.name).relative_to(ROOT).as_posix()
 
 
 def _config(asked: Asked) -> Files:

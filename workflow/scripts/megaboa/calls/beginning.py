@@ -59,7 +59,7 @@ def in_a_thread(handler: Callable[[Any], None]) -> Callable[..., None]:
 
     def leave(scheduler: Any) -> None:
         handler(scheduler)
-        say("jobs that have begun go on to their end; `megaboa stop EXPERIMENT` lets its runs save and stop")
+        say("running jobs continue until they end; `megaboa stop EXPERIMENT` lets its runs save and stop")
 
     @functools.wraps(handler)
     def handle(scheduler: Any, *_: Any) -> None:

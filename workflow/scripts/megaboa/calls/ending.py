@@ -85,13 +85,19 @@ def _more(failed: Sequence[Fault]) -> str:
     return f"; and {len(failed) - SHOWN} more" if len(failed) > SHOWN else ""
 
 
-def print_failures(results: str | Path) -> None:
-    """Print which runs and other jobs failed, what is available without them, and where runs stopped."""
+def trained(dag: Any, rule: str) -> set[str]:
+    """The runs that a call trains, by the rule that does."""
+    return {job.wildcards.run for job in dag.needrun_jobs() if job.rule.name == rule}
+
+
+def print_failures(results: str | Path, trained: Collection[str]) -> None:
+    """Print which runs and other jobs failed, what is available without them, and where runs stopped, of those that
+    this call trains."""
     if not lock.is_elsewhere() and ExperimentFolder(Path(results)).plan.exists():
         missing = status.missing(Path(results))
         for line in status.failed(Path(results).name, missing):
             say(line)
-        if stopped := status.interrupted(missing):
+        if stopped := status.interrupted([run for run in missing if run.run in trained]):
             atexit.register(say, "\n".join(stopped))  # after Snakemake's own errors, which no hook can follow
         lines = failed_stages.failed(Path(results), over=True)
         for line in lines[:MOST_LINES]:

@@ -5,6 +5,8 @@ It reads ledgers and logs as they are, and may be called at any time.
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 from pathlib import Path
 
 from megaboa import commands
@@ -21,7 +23,10 @@ def main(words: list[str]) -> None:
 
 def asked(text: str) -> tuple[Path, str | None]:
     """An experiment's results, and the run of it, if one is named."""
-    if not Path(text).exists() and "/" in text:
-        folder = commands.run(text)
-        return folder.parents[1], folder.name
-    return commands.experiment(text), None
+    try:
+        return commands.experiment(text), None
+    except argparse.ArgumentTypeError:
+        with contextlib.suppress(argparse.ArgumentTypeError):
+            folder = commands.run(text).absolute()
+            return folder.parents[1], folder.name
+        raise

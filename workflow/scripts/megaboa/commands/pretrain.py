@@ -10,9 +10,8 @@ import time
 from pathlib import Path
 
 from megaboa import commands
-from megaboa.records import RecordError
+from megaboa.errors import InputError, forbidden
 from megaboa.run.call import RESUMES, Interrupted, Requeued, TrainingFailed
-from megaboa.run.inputs import UnusableInputError
 from megaboa.run.lives import kept
 from megaboa.run.patience import may_pass
 from megaboa.run.submitted import folder_of
@@ -36,7 +35,7 @@ def main(words: list[str]) -> int:
 def supervise(run: Path, restart: bool, life: int) -> int:
     try:
         train(folder_of(run, restart), life)
-    except (TrainingFailed, UnusableInputError, UnreachableError, RecordError) as failure:
+    except (TrainingFailed, InputError, UnreachableError) as failure:
         print(failure, file=sys.stderr)
         return 1
     except Requeued:
@@ -45,6 +44,9 @@ def supervise(run: Path, restart: bool, life: int) -> int:
         return 1
     except FileNotFoundError as missing:
         print(f"{missing.filename} isn't there. First make the run's inputs: {FIRST}", file=sys.stderr)
+        return 1
+    except PermissionError as error:
+        print(forbidden(error), file=sys.stderr)
         return 1
     except OSError as problem:
         if not may_pass(problem):

@@ -81,7 +81,9 @@ def show(shown: list[Shown], queue: Queue) -> Group:
     for one in shown:
         runs, name = one.progress(queue), one.experiment.name
         parts += ["", progress_table(name, runs)]
-        if failed_stages.keeps_runs_waiting(one.experiment):  # or those that are trained, of a newer configuration
+        # Runs that are done may be those of a former configuration.
+        idle = any(run.state in ("waiting", "done") for run in runs)
+        if idle and failed_stages.keeps_runs_waiting(one.experiment):
             parts.append(Text(f"a stage before training has failed: `megaboa doctor {name}` says why"))
     return Group(*parts[1:])  # an empty line between two
 

@@ -21,14 +21,14 @@ from megaboa.config.models.model import Model, Tokenizer
 from megaboa.config.problems import Problem, choose, nearest, show
 from megaboa.config.yaml_file import Places, dotted
 from megaboa.data import filters, hub, pairs, tokenizer_files
-from megaboa.data.sources import STDLIB, file_stems, files_of, hub_id
+from megaboa.data.sources import STDLIB, as_list, file_stems, files_of, hub_id
 from megaboa.errors import InputError
 from megaboa.image import dockerfile, image_file
 from megaboa.image.pins import build_arguments
 from megaboa.image.references import SUFFIXES, image_problem, is_file, mount_problem, split_mount
 from megaboa.records import Tree
 
-READ = (".json", ".model", ".safetensors")  # files that are read of a folder of Hugging Face's
+READ = (".json", ".model")  # files of a model's or tokenizer's folder that are read in any case
 
 
 def messages(error: ValidationError, raw: Tree) -> list[tuple[tuple[str | int, ...], str]]:
@@ -268,6 +268,57 @@ def references(raw: Tree, places: Places, factors: Any) -> list[Problem]:
     return problems
 
 
+def contents(raw: Tree, places: Places) -> list[Problem]:
+    """What the named files themselves show, if there is nothing else to complain of: files that this user may not read,
+    and pairs that were cut short. A call looks for it, and its jobs needn't."""
+    problems: list[Problem] = []
+    for name, corpus in raw["corpora"].items() if raw.get("corpora") else ():
+        if corpus.get("source") is not None:
+            path, message = ("corpora", name, "source"), _unreadable(_texts(corpus["source"]))
+        else:
+            path, message = ("corpora", name, "megatron"), _torn_pair(corpus["megatron"], corpus.get("split", "train"))
+        problems += [keys.problem_at(places, path, dotted(path), message)] if message else []
+    for name, model in raw["models"].items():
+        for field in ("hf", "tokenizer"):
+            folder, path = model.get(field), ("models", name, field)
+            message = _unreadable(_settings(folder)) if isinstance(folder, str) and is_local(folder) else None
+            problems += [keys.problem_at(places, path, dotted(path), message)] if message else []
+    return problems
+
+
+def _texts(source: str | list[str]) -> list[str]:
+    local = [one for one in as_list(source) if one != STDLIB and hub_id(one) is None]
+    return [file.path for one in local for file in files_of(str(FilePath(one).expanduser()), split=None)]
+
+
+def _settings(folder: str) -> list[FilePath]:
+    """A folder, and what is read of it in any case."""
+    path = FilePath(folder).expanduser()
+    return (
+        [path, *(one for one in sorted(path.iterdir()) if one.suffix in READ)] if os.access(path, os.R_OK) else [path]
+    )
+
+
+def _torn_pair(named: Any, split: str) -> str | None:
+    prefixes = [pair.prefix for pair in pairs.pairs_of(named, str(split))]
+    if forbidden := _unreadable(f"{prefix}{ending}" for prefix in prefixes for ending in pairs.ENDINGS):
+        return forbidden
+    try:
+        return next(filter(None, map(index_file.mismatch, prefixes)), None)
+    except OSError as error:
+        return f"{error.filename}: {error.strerror}: {index_file.AGAIN}"
+    except ValueError as error:
+        return f"{error}: {index_file.AGAIN}"
+
+
+def _unreadable(paths: Iterable[FilePath | str]) -> str | None:
+    """The first of these files that this user may not read."""
+    for path in paths:
+        if not os.access(path, os.R_OK, effective_ids=True) and os.path.exists(path):  # noqa: PTH110
+            return f"{path}: permission denied: give this user the right to read it"
+    return None
+
+
 def _same_files(corpora: dict[str, Tree]) -> Iterator[tuple[str, str]]:
     """Corpora whose files would have the same names as another's: `a` with the keys `b` and `c`, and `a_b`."""
     owners: dict[str, str] = {}
@@ -314,7 +365,7 @@ def _folder_problem(name: Any, needs: str | None) -> list[str]:
             return [f"{folder / needs} can't be read: {error.__cause__}"]
         except OSError as error:
             return [f"{folder / needs} can't be read: {error.strerror}"]
-    return _unreadable(path for path in sorted(folder.iterdir()) if path.suffix in READ)
+    return []
 
 
 def _recipe_problem(recipe: Any) -> list[str]:
@@ -388,15 +439,10 @@ def _pairs_problem(named: Any, split: Any) -> list[str]:
     if not words or not all(isinstance(word, str | int | float) and word != "" for word in words):
         return []
     try:
-        prefixes = [pair.prefix for pair in pairs.pairs_of(named, str(split))]
-        if forbidden := _unreadable(f"{prefix}{ending}" for prefix in prefixes for ending in pairs.ENDINGS):
-            return forbidden
-        found = [index_file.mismatch(prefix) for prefix in prefixes]
+        pairs.pairs_of(named, str(split))
     except InputError as error:
         return [str(error)]
-    except (OSError, ValueError) as error:
-        return [f"{error}: {index_file.AGAIN}"]
-    return [problem for problem in found if problem]
+    return []
 
 
 def _source_problem(source: Any) -> list[str]:
@@ -410,16 +456,11 @@ def _one_source_problem(source: str) -> list[str]:
     if (name := hub_id(source)) is not None:
         return [] if hub.is_id(name) else [f"{source!r} must be `hf:` and an id of the hub, as in hf:owner/name"]
     try:
-        return _unreadable(file.path for file in files_of(str(FilePath(source).expanduser()), split=None))
+        files_of(str(FilePath(source).expanduser()), split=None)
     except InputError as error:
         hint = nearest(source, [STDLIB])
         return [str(error) + (f"; did you mean {hint!r}?" if hint else "")]
-
-
-def _unreadable(paths: Iterable[FilePath | str]) -> list[str]:
-    """The first of these files that this user may not read."""
-    path = next((path for path in paths if not os.access(path, os.R_OK, effective_ids=True)), None)
-    return [f"{path} may not be read by this user: give it the right to"] if path else []
+    return []
 
 
 def _image_problems(image: Any) -> Iterator[tuple[tuple[str | int, ...], str]]:

@@ -45,12 +45,16 @@ class LoadedExperiment:
 
 
 def load(
-    paths: Iterable[Path | str], extra: Tree | None = None, variables: Mapping[str, str] | None = None
+    paths: Iterable[Path | str],
+    extra: Tree | None = None,
+    variables: Mapping[str, str] | None = None,
+    contents: bool = True,
 ) -> LoadedExperiment:
     """Read the files and check everything. Later files override earlier ones; `extra` (dotted keys allowed) overrides
     all.
 
-    `variables` is the environment; some of its variables override the files.
+    `variables` is the environment; some of its variables override the files. `contents`: whether the data and folders
+    that they name are looked into.
 
     Raises ConfigError with all problems at once.
     """
@@ -86,6 +90,8 @@ def load(
     problems += check.references(raw, places, factors)
     if unreadable:  # keys missing in the other files may be in the unreadable one
         problems = [problem for problem in problems if "is missing" not in problem.message]
+    if contents and not problems:
+        problems += check.contents(raw, places)
     if problems or experiment is None:
         raise ConfigError(problems)
     return LoadedExperiment(experiment, raw, files, places, factors, (*notes, *replaced))

@@ -137,7 +137,8 @@ class Encoder:
         return [ids[begin:end] for begin, end in pairwise(np.asarray(layout.offsets.data).tolist())]
 
     def _refusal(self, texts: Sequence[str], error: Exception) -> InputError | None:
-        """An error about the document that can't be encoded; None if each text is fine by itself, or none is."""
+        """An error about the document that can't be encoded; None if each text is fine by itself, or not even
+        an empty one is."""
 
         def refuses(text: str) -> bool:
             try:

@@ -196,7 +196,7 @@ def _of_failure(folder: RunFolder, store: RunStore, end: AttemptEnd, facts: Fact
         python=python_of(launch) if launch.start else None,
         in_image=launch.image is not None,
         in_job=any(start.job for start in ledger.starts(read_ledger(store.ledger)) if start.attempt == end.attempt),
-        own_data=not corpora(folder.run.data),
+        own_data=folder.run.is_recipe and not corpora(folder.run.data),
         preflighted=results.preflight.exists(),  # written if all runs passed
         preflighted_in_image=inside is not None and inside.state == "PASS",
     )
@@ -222,10 +222,9 @@ def _read_when_it_failed(folder: RunFolder, end: AttemptEnd) -> list[str]:
 
 def _lines_of_the_recipe(folder: RunFolder, attempt: AttemptFolder, rank: int | None) -> list[str]:
     """Where in the user's recipe the rank failed, if a traceback in its log leads there."""
-    recipe = str(folder.run.model.get("recipe") or "")
-    if rank is None or not recipe.endswith(".py"):
+    if rank is None or not folder.run.own_recipe:
         return []
-    own = {str(path.absolute()): path for path in recipe_files.files_of(recipe)}
+    own = recipe_files.by_place(folder.run.own_recipe)
     calls = [
         (own[path], line, name) for path, line, name in CALL.findall(tails_of(attempt).get(rank, "")) if path in own
     ]

@@ -23,7 +23,7 @@ REFUSED = re.compile(r"^.*(?:\b(?:is|are) refused(?: in the image)?: |; nothing 
 ENDED = re.compile(rf"^(?:{RANK})?(?:error: |(?:\w+\.)*\w*(?:Error|Exception)\b).*$", re.MULTILINE)
 UNPROVED = re.compile(r"^FAIL .*$", re.MULTILINE)  # failed checks of a proof
 MOST_CHECKS = 5
-ANNOUNCED = 3  # lines below an error that ends with a colon
+ANNOUNCED = 3  # indented lines below an error that ends with a colon
 
 
 @dataclass(frozen=True)
@@ -147,11 +147,12 @@ def told(job: Job, over: bool = False) -> list[str]:
 
 
 def _whole(last: re.Match[str]) -> str:
-    """An error's line, with the lines below it if it announces them."""
+    """An error's line, with the indented lines below it if it announces them."""
     rank = re.compile(f"^{RANK}")
-    below = (rank.sub("", line).strip() for line in last.string[last.end() :].splitlines())
-    more = itertools.islice(filter(None, below), ANNOUNCED if last[0].rstrip().endswith(":") else 0)
-    return " ".join([rank.sub("", last[0]).strip(), *more])
+    below = (rank.sub("", line) for line in last.string[last.end() :].splitlines() if line.strip())
+    announced = itertools.takewhile(lambda line: line[0].isspace(), below)
+    more = itertools.islice(announced, ANNOUNCED if last[0].rstrip().endswith(":") else 0)
+    return " ".join([rank.sub("", last[0]).strip(), *map(str.strip, more)])
 
 
 def _is_worked_on(results: Path) -> bool:

@@ -107,11 +107,11 @@ def _recipe_digest(recipe: str) -> str:
 
 
 def _file_digest(path: str | Path) -> str:
-    return _code_digest(Path(path).expanduser().read_text(encoding="utf-8"))
+    return _code_digest(Path(path).expanduser().read_bytes())
 
 
 @functools.lru_cache(maxsize=64)
-def _code_digest(code: str) -> str:
+def _code_digest(code: bytes) -> str:
     """SHA-256 of Python code without comments, docstrings and layout."""
     tree = ast.parse(code)
     for node in ast.walk(tree):

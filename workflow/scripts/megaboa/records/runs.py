@@ -217,6 +217,12 @@ class RunSpec(Record):
         return None if template == "none" else template
 
     @property
+    def own_recipe(self) -> str | None:
+        """The user's recipe file; None for recipes of Bridge."""
+        recipe = self.model.get("recipe")
+        return recipe if recipe and str(recipe).endswith(".py") else None
+
+    @property
     def is_recipe(self) -> bool:
         """Whether model and settings come from a recipe of Bridge, or from the user's own file."""
         return bool(self.model.get("recipe"))
