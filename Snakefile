@@ -51,7 +51,7 @@ onstart:
 onerror:
     if SUBMITS:
         ending.print_failures(
-            RESULTS, ending.trained(workflow.dag, RULE_NAME("train"))
+            RESULTS, ending.trained_runs(workflow.dag, RULE_NAME("train"))
         )
         ending.report_after_failure(
             RESULTS, RULE_NAME("report"), REPORT, SHARED.reported, workflow.dag

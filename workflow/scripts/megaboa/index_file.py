@@ -47,7 +47,7 @@ def read_header(path: str | Path) -> Header:
 
 def mismatch(prefix: str) -> str | None:
     """What the sizes of a pair of .bin and .idx say against it. Only the ends of the .idx's lists are read."""
-    path, data = Path(f"{prefix}.idx"), Path(f"{prefix}.bin")
+    path = Path(f"{prefix}.idx")
     header = read_header(path)
     if (size := path.stat().st_size) != header.size:
         return f"{path} has {size:,} bytes instead of {header.size:,}: {AGAIN}"
@@ -58,7 +58,14 @@ def mismatch(prefix: str) -> str | None:
         [length] = struct.unpack("<i", stream.read(4))
         stream.seek(HEADER_BYTES + header.sequences * 12 - 8)
         [pointer] = struct.unpack("<q", stream.read(8))
-    expected = pointer + length * BYTES[header.dtype]
-    if (size := data.stat().st_size) != expected:
-        return f"{data} has {size:,} bytes, and {path} is the index of {expected:,}: {AGAIN}"
-    return None
+    return other_data(prefix, pointer + length * BYTES[header.dtype])
+
+
+def other_data(prefix: str, expected: int) -> str | None:
+    """What is wrong with a .bin that hasn't as many bytes as its .idx says."""
+    size = Path(f"{prefix}.bin").stat().st_size
+    return (
+        None
+        if size == expected
+        else f"{prefix}.bin has {size:,} bytes, and {prefix}.idx is the index of {expected:,}: {AGAIN}"
+    )

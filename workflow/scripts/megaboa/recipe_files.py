@@ -4,23 +4,36 @@ only, because the plan reads them."""
 from __future__ import annotations
 
 import ast
-import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-_known: dict[str, dict[Path, int]] = {}  # the files of each recipe, with the times of their last changes
+
+@dataclass(frozen=True)
+class Code:
+    """What is read of a file as it was at a time: the modules that it imports, with the level of relative imports, and
+    the attributes that it assigns to."""
+
+    changed: int
+    imports: tuple[tuple[int, str], ...] = ()
+    assigned: frozenset[str] = frozenset()
+
+
+_known: dict[str, dict[Path, Code]] = {}  # by recipe
 
 
 def files_of(recipe: str) -> list[Path]:
     """The recipe, then all modules of its folder that it imports, itself or through others. Imports are read from the
     code, so those that are only made by `importlib` aren't found."""
-    found = _known.get(recipe, {})
-    if not found or any(_changed(path) != changed for path, changed in found.items()):  # once per run of a plan
-        first = Path(recipe).expanduser()
-        others = sorted(path for path in _reached_from(first) if path != first)
-        found = _known[recipe] = {path: _changed(path) for path in (first, *others)}
-    return list(found)
+    return list(_codes(recipe))
+
+
+def _codes(recipe: str) -> dict[Path, Code]:
+    """The code of all these files, read once for all runs of a plan, and again after a change."""
+    found = _known.get(recipe)
+    if not found or any(_changed(path) != code.changed for path, code in found.items()):
+        found = _known[recipe] = _reached_from(Path(recipe).expanduser())
+    return found
 
 
 def by_place(recipe: str) -> dict[str, Path]:
@@ -36,15 +49,7 @@ def modules_of(recipe: str) -> list[str]:
 
 def assigned(recipe: str) -> set[str]:
     """The names of all attributes that the recipe's code assigns to: `decay` of `config.optimizer.decay = 0.1`."""
-    return {name for path in files_of(recipe) for name in _code(path).assigned}
-
-
-@dataclass(frozen=True)
-class Code:
-    """What is read of a file: the names that it imports, with the level of relative ones, and attributes."""
-
-    imports: tuple[tuple[int, str], ...] = ()
-    assigned: frozenset[str] = frozenset()
+    return {name for code in _codes(recipe).values() for name in code.assigned}
 
 
 def _changed(path: Path) -> int:
@@ -54,19 +59,16 @@ def _changed(path: Path) -> int:
         return 0
 
 
-def _code(path: Path) -> Code:
-    return _read(path, _changed(path))
-
-
-@functools.lru_cache(maxsize=1024)
-def _read(path: Path, changed: int) -> Code:
-    """A file's code; nothing if there is none to be read, which is reported elsewhere."""
+def _read(path: Path) -> Code:
+    """A file's code; nothing of it if there is none to be read, which is reported elsewhere."""
+    changed = _changed(path)
     try:
         nodes = list(ast.walk(ast.parse(path.read_bytes())))
     except (OSError, SyntaxError, ValueError):
-        return Code()
+        return Code(changed)
+    imports = tuple(one for node in nodes for one in _imported(node))
     stored = (node for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store))
-    return Code(tuple(one for node in nodes for one in _imported(node)), frozenset(node.attr for node in stored))
+    return Code(changed, imports, frozenset(node.attr for node in stored))
 
 
 def _imported(node: ast.AST) -> Iterator[tuple[int, str]]:
@@ -78,18 +80,19 @@ def _imported(node: ast.AST) -> Iterator[tuple[int, str]]:
         yield from ((node.level, base + one.name) for one in node.names)
 
 
-def _reached_from(first: Path) -> set[Path]:
-    found, unread = set(), [first]
+def _reached_from(first: Path) -> dict[Path, Code]:
+    found: dict[Path, Code] = {}
+    unread = [first]
     while unread:
         path = unread.pop()
         if path in found:
             continue
-        found.add(path)
+        found[path] = _read(path)
         package = path.relative_to(first.parent).parts[:-1]
-        for level, name in _code(path).imports:
+        for level, name in found[path].imports:
             outer = package[: len(package) - level + 1] if level else ()
             unread += _files(first.parent, [*outer, *name.split(".")])
-    return found
+    return {path: found[path] for path in (first, *sorted(found.keys() - {first}))}
 
 
 def _files(folder: Path, parts: list[str]) -> Iterator[Path]:

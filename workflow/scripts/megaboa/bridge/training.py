@@ -78,7 +78,7 @@ def train(rank: Rank) -> None:
     kind = forward_steps.kind_of(config.model, rank.run)
     forward = forward_steps.step_of(kind, rank.run)
     copies = _copies(config, rank)
-    callbacks = [*_of_the_run(config, rank, inputs, forward, copies)]
+    callbacks = [*_of_the_run(rank, inputs, forward, copies)]
     if rank.folder.launch.samples and not rank.wanted.capture:
         samples = SampleWriter(rank.attempt.samples / f"{rank.number}.jsonl", kind.tokens)
         callbacks.append(samples)
@@ -149,7 +149,6 @@ def _copies(config: ConfigContainer, rank: Rank) -> local_copies.LocalCopies | N
 
 
 def _of_the_run(
-    config: ConfigContainer,
     rank: Rank,
     inputs: configuration.Inputs,
     forward: forward_steps.ForwardStep,

@@ -216,8 +216,8 @@ def _below(names: Sequence[str]) -> list[Path]:
 
 def _recipes(results: Path) -> Files:
     """The user's own recipes from elsewhere in the clone, with the modules next to them that they import."""
-    models = [ExperimentFolder(results).run(run).run.model for run in _runs(results)]
-    named = {recipe: model["name"] for model in models if (recipe := str(model.get("recipe"))).endswith(".py")}
+    runs = [ExperimentFolder(results).run(name).run for name in _runs(results)]
+    named = {run.own_recipe: run.model["name"] for run in runs if run.own_recipe}
     paths = [(path, named[recipe]) for recipe in sorted(named) for path in recipe_files.files_of(recipe)]
     if outside := [f"models.{name}.recipe: {path}" for path, name in paths if not path.resolve().is_relative_to(ROOT)]:
         raise InputError(f"{outside[0]} lies outside of the clone: move it into it, so that the bundle has it")

@@ -85,7 +85,7 @@ def _more(failed: Sequence[Fault]) -> str:
     return f"; and {len(failed) - SHOWN} more" if len(failed) > SHOWN else ""
 
 
-def trained(dag: Any, rule: str) -> set[str]:
+def trained_runs(dag: Any, rule: str) -> set[str]:
     """The runs that a call trains, by the rule that does."""
     return {job.wildcards.run for job in dag.needrun_jobs() if job.rule.name == rule}
 

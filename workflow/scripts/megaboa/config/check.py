@@ -21,7 +21,7 @@ from megaboa.config.models.model import Model, Tokenizer
 from megaboa.config.problems import Problem, choose, nearest, show
 from megaboa.config.yaml_file import Places, dotted
 from megaboa.data import filters, hub, pairs, tokenizer_files
-from megaboa.data.sources import STDLIB, as_list, file_stems, files_of, hub_id
+from megaboa.data.sources import STDLIB, file_stems, files_of, hub_id
 from megaboa.errors import InputError
 from megaboa.image import dockerfile, image_file
 from megaboa.image.pins import build_arguments
@@ -217,8 +217,12 @@ def _unknown_reference(name: Any, defined: Any, what: str) -> list[str]:
     return [] if isinstance(name, str) else [f"{show(name)} must be the name of a {what}"]
 
 
-def references(raw: Tree, places: Places, factors: Any) -> list[Problem]:
-    """Undefined names and missing files, found in the raw tree so that they are reported with all other mistakes."""
+def references(raw: Tree, places: Places, factors: Any, contents: bool) -> list[Problem]:
+    """Undefined names and missing files, found in the raw tree so that they are reported with all other mistakes.
+
+    `contents`: also files that this user may not read, and pairs that were cut short. A call looks for these, and its
+    jobs needn't.
+    """
     problems: list[Problem] = []
 
     def complain(path: tuple[str | int, ...], messages: list[str]) -> None:
@@ -243,7 +247,10 @@ def references(raw: Tree, places: Places, factors: Any) -> list[Problem]:
         complain(("tokenizers", name, "vocab_size"), _too_many_tokens(tokenizer))
     for name, model in named("models").items():
         for field in ("hf", "recipe", "tokenizer"):
-            complain(("models", name, field), _model_problem(field, model.get(field), list(named("tokenizers"))))
+            found = _model_problem(field, model.get(field), list(named("tokenizers")))
+            if contents and not found and field != "recipe":
+                found = _unreadable(_settings(model.get(field)))
+            complain(("models", name, field), found)
         for path, message in config_keys.unknown(model.get("config")):
             complain(("models", name, "config", *path), [message])
         if model.get("config") is not None and model.get("tokenizer") is None:
@@ -251,9 +258,9 @@ def references(raw: Tree, places: Places, factors: Any) -> list[Problem]:
             message = "a model made from config has no tokenizer of its own: set tokenizer"
             complain(("models", name), [] if swept else [message])
     for name, corpus in named("corpora").items():
-        complain(("corpora", name, "source"), _source_problem(corpus.get("source")))
+        complain(("corpora", name, "source"), _source_problem(corpus.get("source"), contents))
         if corpus.get("source") is None:
-            found = _pairs_problem(corpus.get("megatron"), corpus.get("split", "train"))
+            found = _pairs_problem(corpus.get("megatron"), corpus.get("split", "train"), contents)
             complain(("corpora", name, "megatron"), found)
         of_text = isinstance(corpus.get("filter"), str) and corpus.get("source") is not None
         if of_text and (message := filters.problem(corpus["filter"])):
@@ -268,55 +275,12 @@ def references(raw: Tree, places: Places, factors: Any) -> list[Problem]:
     return problems
 
 
-def contents(raw: Tree, places: Places) -> list[Problem]:
-    """What the named files themselves show, if there is nothing else to complain of: files that this user may not read,
-    and pairs that were cut short. A call looks for it, and its jobs needn't."""
-    problems: list[Problem] = []
-    for name, corpus in raw["corpora"].items() if raw.get("corpora") else ():
-        if corpus.get("source") is not None:
-            path, message = ("corpora", name, "source"), _unreadable(_texts(corpus["source"]))
-        else:
-            path, message = ("corpora", name, "megatron"), _torn_pair(corpus["megatron"], corpus.get("split", "train"))
-        problems += [keys.problem_at(places, path, dotted(path), message)] if message else []
-    for name, model in raw["models"].items():
-        for field in ("hf", "tokenizer"):
-            folder, path = model.get(field), ("models", name, field)
-            message = _unreadable(_settings(folder)) if isinstance(folder, str) and is_local(folder) else None
-            problems += [keys.problem_at(places, path, dotted(path), message)] if message else []
-    return problems
-
-
-def _texts(source: str | list[str]) -> list[str]:
-    local = [one for one in as_list(source) if one != STDLIB and hub_id(one) is None]
-    return [file.path for one in local for file in files_of(str(FilePath(one).expanduser()), split=None)]
-
-
-def _settings(folder: str) -> list[FilePath]:
-    """A folder, and what is read of it in any case."""
-    path = FilePath(folder).expanduser()
-    return (
-        [path, *(one for one in sorted(path.iterdir()) if one.suffix in READ)] if os.access(path, os.R_OK) else [path]
-    )
-
-
-def _torn_pair(named: Any, split: str) -> str | None:
-    prefixes = [pair.prefix for pair in pairs.pairs_of(named, str(split))]
-    if forbidden := _unreadable(f"{prefix}{ending}" for prefix in prefixes for ending in pairs.ENDINGS):
-        return forbidden
-    try:
-        return next(filter(None, map(index_file.mismatch, prefixes)), None)
-    except OSError as error:
-        return f"{error.filename}: {error.strerror}: {index_file.AGAIN}"
-    except ValueError as error:
-        return f"{error}: {index_file.AGAIN}"
-
-
-def _unreadable(paths: Iterable[FilePath | str]) -> str | None:
+def _unreadable(paths: Iterable[FilePath | str]) -> list[str]:
     """The first of these files that this user may not read."""
     for path in paths:
         if not os.access(path, os.R_OK, effective_ids=True) and os.path.exists(path):  # noqa: PTH110
-            return f"{path}: permission denied: give this user the right to read it"
-    return None
+            return [f"{path}: permission denied: give this user the right to read it"]
+    return []
 
 
 def _same_files(corpora: dict[str, Tree]) -> Iterator[tuple[str, str]]:
@@ -366,6 +330,15 @@ def _folder_problem(name: Any, needs: str | None) -> list[str]:
         except OSError as error:
             return [f"{folder / needs} can't be read: {error.strerror}"]
     return []
+
+
+def _settings(name: Any) -> list[FilePath]:
+    """A local folder of a model or tokenizer, and what is read of it in any case."""
+    if not isinstance(name, str) or not is_local(name):
+        return []
+    folder = FilePath(name).expanduser()
+    inside = sorted(folder.iterdir()) if os.access(folder, os.R_OK | os.X_OK, effective_ids=True) else []
+    return [folder, *(path for path in inside if path.suffix in READ)]
 
 
 def _recipe_problem(recipe: Any) -> list[str]:
@@ -433,34 +406,48 @@ def _too_many_tokens(tokenizer: Tree) -> list[str]:
     return []
 
 
-def _pairs_problem(named: Any, split: Any) -> list[str]:
-    """The problem of a value of `corpora.<name>.megatron`. Wrong types are reported by the models."""
+def _pairs_problem(named: Any, split: Any, contents: bool) -> list[str]:
+    """The problems of a value of `corpora.<name>.megatron`. Wrong types are reported by the models."""
     words = named if isinstance(named, list) else [named]
     if not words or not all(isinstance(word, str | int | float) and word != "" for word in words):
         return []
     try:
-        pairs.pairs_of(named, str(split))
+        prefixes = [pair.prefix for pair in pairs.pairs_of(named, str(split))]
     except InputError as error:
         return [str(error)]
-    return []
+    if not contents:
+        return []
+    files_of_pairs = (f"{prefix}{ending}" for prefix in prefixes for ending in pairs.ENDINGS)
+    return _unreadable(files_of_pairs) or _torn(prefixes)
 
 
-def _source_problem(source: Any) -> list[str]:
+def _torn(prefixes: Iterable[str]) -> list[str]:
+    """The first of these pairs that was cut short."""
+    try:
+        torn = next(filter(None, map(index_file.mismatch, prefixes)), None)
+    except OSError as error:
+        return [f"{error.filename}: {error.strerror}: {index_file.AGAIN}"]
+    except ValueError as error:
+        return [f"{error}: {index_file.AGAIN}"]
+    return [torn] if torn else []
+
+
+def _source_problem(source: Any, contents: bool) -> list[str]:
     sources = source if isinstance(source, list) else [source]
-    return [problem for one in sources if isinstance(one, str) for problem in _one_source_problem(one)]
+    return [problem for one in sources if isinstance(one, str) for problem in _one_source_problem(one, contents)]
 
 
-def _one_source_problem(source: str) -> list[str]:
+def _one_source_problem(source: str, contents: bool) -> list[str]:
     if source == STDLIB:
         return []
     if (name := hub_id(source)) is not None:
         return [] if hub.is_id(name) else [f"{source!r} must be `hf:` and an id of the hub, as in hf:owner/name"]
     try:
-        files_of(str(FilePath(source).expanduser()), split=None)
+        found = files_of(str(FilePath(source).expanduser()), split=None)
     except InputError as error:
         hint = nearest(source, [STDLIB])
         return [str(error) + (f"; did you mean {hint!r}?" if hint else "")]
-    return []
+    return _unreadable(file.path for file in found) if contents else []
 
 
 def _image_problems(image: Any) -> Iterator[tuple[tuple[str | int, ...], str]]:

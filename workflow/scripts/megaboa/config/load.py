@@ -87,11 +87,9 @@ def load(
         problems += [problem for problem in translated if (problem.key, problem.line) not in seen]
     factors, replaced, wrong = sweep.read(raw, places)
     problems += wrong
-    problems += check.references(raw, places, factors)
+    problems += check.references(raw, places, factors, contents)
     if unreadable:  # keys missing in the other files may be in the unreadable one
         problems = [problem for problem in problems if "is missing" not in problem.message]
-    if contents and not problems:
-        problems += check.contents(raw, places)
     if problems or experiment is None:
         raise ConfigError(problems)
     return LoadedExperiment(experiment, raw, files, places, factors, (*notes, *replaced))

@@ -15,7 +15,7 @@ from megaboa.data.tokenizing import COUNTED, length_histogram
 from megaboa.data.verify import Verdict
 from megaboa.errors import InputError
 from megaboa.files import digest
-from megaboa.index_file import AGAIN, mismatch
+from megaboa.index_file import AGAIN, other_data
 from megaboa.records import BadRecords, Compared, Corpus, CorpusFacts, Dataset, Pair, SourceFile
 
 NO_VOCABULARY = 1 << 24  # an id beyond any vocabulary: the .bin has another type than its .idx says
@@ -114,6 +114,6 @@ def _index(key: str, prefix: str) -> Index:
         raise InputError(f"{key}: {prefix} has no tokens: remove it")
     if wrong := index.wrong_pointers(shortest=0):
         raise InputError(f"{key}: {path}: {wrong[0]}: {AGAIN}")
-    if torn := mismatch(prefix):
+    if torn := other_data(prefix, index.bytes):
         raise InputError(f"{key}: {torn}")
     return index

@@ -84,11 +84,16 @@ def run(folder: RunFolder, facts: Facts | None) -> list[str]:
         return [f"{folder.name}: has not begun"]
     entries = read_ledger(store.ledger)
     if begun := ledger.open_attempt(entries):
-        return _of_failure(folder, store, _lost(store, begun), facts) if claims.is_held(store.claims) is False else []
+        return (
+            _of_failure(folder, store, _lost(store, begun), facts, entries)
+            if claims.is_held(store.claims) is False
+            else []
+        )
     ends = ledger.ends(entries)
     if not ends or ends[-1].outcome == "completed":
         return []
-    return _of_failure(folder, store, ends[-1], facts)
+    in_job = any(start.job for start in ledger.starts(entries) if start.attempt == ends[-1].attempt)
+    return _of_failure(folder, store, ends[-1], facts, in_job)
 
 
 def _store(folder: RunFolder) -> RunStore | None:
@@ -183,7 +188,7 @@ def _course(folder: RunFolder) -> passed.Course:
     )
 
 
-def _of_failure(folder: RunFolder, store: RunStore, end: AttemptEnd, facts: Facts | None) -> list[str]:
+def _of_failure(folder: RunFolder, store: RunStore, end: AttemptEnd, facts: Facts | None, in_job: bool) -> list[str]:
     attempt, found = store.attempt(end.attempt), _trouble(store, end)
     launch, results = folder.launch, folder.experiment_folder
     inside = read_if_there(PreflightInImage, results.preflight_in_image) if launch.image else None
@@ -195,7 +200,7 @@ def _of_failure(folder: RunFolder, store: RunStore, end: AttemptEnd, facts: Fact
         lr=folder.run.optimizer.get("lr"),
         python=python_of(launch) if launch.start else None,
         in_image=launch.image is not None,
-        in_job=any(start.job for start in ledger.starts(read_ledger(store.ledger)) if start.attempt == end.attempt),
+        in_job=in_job,
         own_data=folder.run.is_recipe and not corpora(folder.run.data),
         preflighted=results.preflight.exists(),  # written if all runs passed
         preflighted_in_image=inside is not None and inside.state == "PASS",

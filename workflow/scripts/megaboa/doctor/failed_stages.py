@@ -20,7 +20,8 @@ from megaboa.scheduler.registry import cluster
 SHARED = ("models", "tokenizers", "corpora", "indexes")  # kinds of shared specifications
 # An error message for the user, the last line of a traceback, preflight's refusals.
 REFUSED = re.compile(r"^.*(?:\b(?:is|are) refused(?: in the image)?: |; nothing was trained\.$).*$", re.MULTILINE)
-ENDED = re.compile(rf"^(?:{RANK})?(?:error: |(?:\w+\.)*\w*(?:Error|Exception)\b).*$", re.MULTILINE)
+ENDED = re.compile(r"^(?:error: |(?:\w+\.)*\w*(?:Error|Exception)\b).*$", re.MULTILINE)
+FROM_A_RANK = re.compile(f"^{RANK}", re.MULTILINE)
 UNPROVED = re.compile(r"^FAIL .*$", re.MULTILINE)  # failed checks of a proof
 MOST_CHECKS = 5
 ANNOUNCED = 3  # indented lines below an error that ends with a colon
@@ -125,7 +126,7 @@ def told(job: Job, over: bool = False) -> list[str]:
     """
     if not job.has_begun:
         return []
-    text = Tails([(None, job.log)])[None]
+    text = FROM_A_RANK.sub("", Tails([(None, job.log)])[None])
     if refused := REFUSED.findall(text):
         return [f"{job.name}: refused", *(f"  | {line}" for line in refused), f"  logs: {job.log}"]
     if not (said := list(ENDED.finditer(text))):
@@ -148,11 +149,10 @@ def told(job: Job, over: bool = False) -> list[str]:
 
 def _whole(last: re.Match[str]) -> str:
     """An error's line, with the indented lines below it if it announces them."""
-    rank = re.compile(f"^{RANK}")
-    below = (rank.sub("", line) for line in last.string[last.end() :].splitlines() if line.strip())
+    below = filter(str.strip, last.string[last.end() :].splitlines())
     announced = itertools.takewhile(lambda line: line[0].isspace(), below)
     more = itertools.islice(announced, ANNOUNCED if last[0].rstrip().endswith(":") else 0)
-    return " ".join([rank.sub("", last[0]).strip(), *map(str.strip, more)])
+    return " ".join(map(str.strip, [last[0], *more]))
 
 
 def _is_worked_on(results: Path) -> bool:

@@ -173,8 +173,7 @@ class Shades:
     """Colours by the values of one column: few values have one each of the palette, many go from light to dark.
 
     Without a column, few runs have a colour each, and a value of a column has the colour of its first run, as figures
-    stand next to each other. For many runs the colour shows the model or, if there is only one,
-    the place in the plan.
+    stand next to each other. For many runs the colour shows the model or, if there is only one, the place in the plan.
     """
 
     def __init__(self, frames: Frames, column: str | None = None) -> None:

@@ -191,11 +191,10 @@ def unreadable(checkpoints: Path, iteration: int) -> str | None:
 
 def _is_forbidden(path: Path) -> bool:
     try:
-        path.open("rb").close()
+        with contextlib.suppress(FileNotFoundError):  # which is damage
+            path.open("rb").close()
     except PermissionError:
         return True
-    except FileNotFoundError:  # which is damage
-        return False
     return False
 
 
