@@ -287,7 +287,8 @@ def ours() -> list[Row]:
     four = of_experiment("h200-four", "llama3-8b-8xh200.yaml", "overlays/llama3-8b-4xh200.yaml")
     scaling = [one for data in ("h200-scaling", "h200-scaling-4") for one in of_experiment(data, "scaling-8xh200.yaml")]
     tuned = of_experiment("h200-tune", "llama3-8b-2xh200.yaml", HERE / "h200-tune.yaml")
-    experts = of_experiment("h200-experts", "moe-2xh200.yaml")
+    of_experts = ("h200-experts", "h200-experts-one-kernel")
+    experts = [one for data in of_experts for one in of_experiment(data, "moe-2xh200.yaml")]
     slices = [one for data in ("h200-slices", "h200-one-kernel") for one in of_experiment(data, "slices-1xh200.yaml")]
     gpt2 = [one for data in ("h200-gpt2-large", "h200-tune-gpt2") for one in gpt2_large(data)]
     return [*gpt2, *llama, *blind, *four, *scaling, *tuned, *experts, *slices]
@@ -396,11 +397,14 @@ def limit(gpu: str) -> Calibration:
 def expected(given: Iterable[Row]) -> list[str]:
     lines = ["| run | GPUs | measured ms | predicted | limit | predicted parts |", "|---|---:|---:|---:|---:|---|"]
     for one in given:
+        if not one.seconds:
+            continue
         gpu = str(one.facts.cluster.gpu).split("-")[0]
         predicted, least = speed.of_step(one.facts), speed.of_step(one.facts, limit(gpu))
-        times = " | ".join(f"{seconds * 1000:,.0f}" for seconds in (one.seconds or 0, predicted.seconds, least.seconds))
+        times = " | ".join(f"{seconds * 1000:,.0f}" for seconds in (one.seconds, predicted.seconds, least.seconds))
         gpus = f"{one.facts.layout.world_size} {gpu.upper()}"
         name = one.name if one.name.startswith(one.model) else f"{one.model} {one.name}"
+        name += ", one kernel for all experts" if one.data.endswith("one-kernel") else ""
         lines.append(f"| {name} | {gpus} | {times} | {predicted.shares(0.05)} |")
     return lines
 
