@@ -178,6 +178,11 @@ def _sound_lines(lines: Iterable[str | bytes]) -> list[Any]:
     return found
 
 
+def is_python(name: str) -> bool:
+    """Whether a recipe or profiler is a file of the user's, not the name of a known one."""
+    return name.endswith(".py")
+
+
 def python_problem(path: str) -> str | None:
     """What is wrong with a file of Python code, as far as it shows without executing it; None if nothing is."""
     file = Path(path).expanduser()

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from megaboa.files import is_python
+
 FACTS = "facts.json"  # next to a payload in the store: what was found out while it was made
 
 
@@ -196,7 +198,7 @@ class AttemptFolder:
     def traces(self, tool: str) -> Path:
         """Folder of a profiler's files. PyTorch's folder has Bridge's name; a tool that is a Python file is the user's
         own."""
-        return self.path / ("profiler" if tool.endswith(".py") else {"pytorch": "torch_profile"}.get(tool, tool))
+        return self.path / ("profiler" if is_python(tool) else {"pytorch": "torch_profile"}.get(tool, tool))
 
     @property
     def ends(self) -> Path:

@@ -16,11 +16,10 @@ ForwardStep = Callable[..., Any]
 
 def kind_of(model: Any, run: RunSpec) -> Kind:
     """The kind of the model that a configuration builds; raises ValueError if such models can't be trained here."""
-    recipe = run.model.get("recipe") or ""
-    own = recipe.endswith(".py")
-    if own and hasattr(recipe_models.module_of(recipe), model_kinds.OWN_STEP):
+    recipe = run.own_recipe
+    if recipe and hasattr(recipe_models.module_of(recipe), model_kinds.OWN_STEP):
         return model_kinds.BY_NAME[model_kinds.OWN]
-    declared = model_kinds.said_by(recipe).kind if own else None
+    declared = model_kinds.said_by(recipe).kind if recipe else None
     try:
         kind = model_kinds.of_provider(one.__name__ for one in type(model).__mro__)
     except model_kinds.UnknownKindError:

@@ -15,6 +15,7 @@ from typing import Any
 
 from megaboa.bridge.hooks import on_import
 from megaboa.errors import InputError
+from megaboa.files import is_python
 from megaboa.store_paths import AttemptFolder
 
 MEMORY_EVENTS = 1_000_000  # number of allocations and frees in a snapshot, the newest ones
@@ -70,7 +71,7 @@ def attach_wanted(config: Any, tool: str, attempt: AttemptFolder) -> None:
         attach(lambda folder, rank: PyTorch(folder, rank, config.profiling), attempt.traces(tool))
     elif tool == "memory":
         attach(Memory, attempt.traces(tool))
-    elif tool.endswith(".py"):
+    elif is_python(tool):
         attach(of_file(Path(tool)), attempt.traces(tool))
 
 

@@ -29,6 +29,7 @@ from megaboa import bridge_recipes, recipe_files
 from megaboa.bridge.continuation import ARCHITECTURE
 from megaboa.bridge.convert import bridge_of
 from megaboa.data import hub
+from megaboa.files import is_python
 from megaboa.records import ModelSource, Tree
 
 FOLDER = "hf_path"  # the parameter through which a recipe asks for the model's folder
@@ -63,7 +64,7 @@ Make = Callable[..., ConfigContainer]
 
 def named(recipe: str) -> Make:
     """The function of a recipe: the user's (a Python file with `configure`), or Bridge's, by its name."""
-    if recipe.endswith(".py"):
+    if is_python(recipe):
         _find_neighbours(recipe)
         module = module_of(recipe)
         if not hasattr(module, "configure"):

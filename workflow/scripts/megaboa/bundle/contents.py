@@ -22,7 +22,7 @@ from megaboa.bundle.private import ROOT, Private, without_notify
 from megaboa.config import yaml_file
 from megaboa.data import sources
 from megaboa.errors import InputError
-from megaboa.files import canonical, digest, file_digest, read_json
+from megaboa.files import canonical, digest, file_digest, is_python, read_json
 from megaboa.paths import ExperimentFolder, RunFolder
 from megaboa.records import (
     AttemptStart,
@@ -362,7 +362,7 @@ def _profilers(results: Path) -> Iterator[Named]:
     for run in read(RunsSpec, experiment.specs.runs).runs:
         path = experiment.run(run).file("profile")
         wanted = read_if_there(ProfileSpec, path)
-        if wanted and wanted.tool.endswith(".py"):
+        if wanted and is_python(wanted.tool):
             yield "profile.tool", wanted.tool
 
 

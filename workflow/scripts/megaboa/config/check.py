@@ -344,7 +344,7 @@ def _settings(name: Any) -> list[FilePath]:
 def _recipe_problem(recipe: Any) -> list[str]:
     if not isinstance(recipe, str):
         return []
-    if recipe.endswith(".py"):
+    if files.is_python(recipe):
         return [problem for path in recipe_files.files_of(recipe) for problem in _code_problem(str(path))]
     if not recipe.removeprefix(bridge_recipes.PREFIX).isidentifier():
         return [f"{recipe!r} is neither a Python file (.py) nor the name of a recipe"]
@@ -354,7 +354,7 @@ def _recipe_problem(recipe: Any) -> list[str]:
 
 def _code_problem(path: Any) -> list[str]:
     """The problem of a file of Python code. Values of another kind are checked elsewhere."""
-    problem = files.python_problem(path) if isinstance(path, str) and path.endswith(".py") else None
+    problem = files.python_problem(path) if isinstance(path, str) and files.is_python(path) else None
     return [problem] if problem else []
 
 

@@ -94,7 +94,7 @@ def _model(model: Model) -> Tree:
         kept |= {"hf": model.hf, "revision": model.revision}
     if model.recipe is not None:
         kept |= {"recipe": model.recipe, "args": model.args}
-        if model.recipe.endswith(".py"):
+        if files.is_python(model.recipe):
             kept["recipe_code"] = _recipe_digest(model.recipe)
     return kept
 
@@ -184,7 +184,7 @@ def _overlaps(config: Experiment) -> Tree:
 def profile(config: Experiment) -> ProfileSpec:
     """The profile's settings, with the digest of a profiler that is the user's own."""
     wanted = parse(ProfileSpec, config.profile.model_dump(mode="json"), "profile")
-    return replace(wanted, tool_code=_file_digest(wanted.tool)) if wanted.tool.endswith(".py") else wanted
+    return replace(wanted, tool_code=_file_digest(wanted.tool)) if files.is_python(wanted.tool) else wanted
 
 
 def index_key(run: RunSpec) -> Tree | None:

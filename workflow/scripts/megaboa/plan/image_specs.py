@@ -10,6 +10,7 @@ from megaboa.config.models.experiment import Experiment
 from megaboa.config.models.resources import Image
 from megaboa.config.problems import ConfigError, Problem
 from megaboa.data import pairs
+from megaboa.files import is_python
 from megaboa.image import bridge_source, dockerfile, pins, references
 from megaboa.records import BridgeSource, ImageBuild, ImageSpec, ImageStart, Inside
 from megaboa.scheduler.registry import cluster
@@ -128,7 +129,7 @@ def _places_of_tokens(experiment: Experiment) -> list[Path]:
 def _places_of_models(experiment: Experiment) -> list[Path]:
     """The folders of local models, tokenizers, recipes and profilers."""
     named = [name for model in experiment.models.values() for name in (model.hf, model.tokenizer, model.recipe)]
-    named += [experiment.profile.tool] if experiment.profile.tool.endswith(".py") else []
+    named += [experiment.profile.tool] if is_python(experiment.profile.tool) else []
     paths = [Path(os.path.abspath(Path(name).expanduser())) for name in named if name]  # noqa: PTH100 (without `..`)
     return [path if path.is_dir() else path.parent for path in paths if path.exists()]
 

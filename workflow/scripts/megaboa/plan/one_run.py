@@ -175,7 +175,7 @@ class RunPlanner:
         self.families.add(model)
         key, config = "config" if definition.get("config") is not None else "hf", hf_config_of(definition)
         recipe = str(definition.get("recipe") or "")
-        if recipe.endswith(".py") and (wrong := model_kinds.in_file(recipe)[1]):
+        if files.is_python(recipe) and (wrong := model_kinds.in_file(recipe)[1]):
             self.problems.add(self.problems.place_of(("models", model, "recipe"), choice), wrong)
         if config and (message := families.problem(config, model, "recipe" in definition)):
             self.problems.add(self.problems.place_of(("models", model, key), choice), message)

@@ -56,7 +56,7 @@ def facts_of(config: Experiment, quantities: Quantities, hf_config: Tree | None)
 
 def _kind_of_recipe(recipe: str) -> str:
     """The kind of a recipe's model. If a recipe file doesn't declare it, preflight will find it."""
-    if recipe.endswith(".py"):
+    if files.is_python(recipe):
         return (model_kinds.in_file(recipe)[0] or model_kinds.BY_NAME[model_kinds.GPT]).name
     functions = bridge_recipes.functions("recipes")
     found = bridge_recipes.performance(recipe) or functions.get(recipe)

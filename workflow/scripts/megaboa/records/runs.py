@@ -220,7 +220,7 @@ class RunSpec(Record):
     def own_recipe(self) -> str | None:
         """The user's recipe file; None for recipes of Bridge."""
         recipe = self.model.get("recipe")
-        return recipe if recipe and str(recipe).endswith(".py") else None
+        return recipe if recipe and files.is_python(recipe) else None
 
     @property
     def is_recipe(self) -> bool:

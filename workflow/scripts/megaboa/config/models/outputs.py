@@ -20,6 +20,7 @@ from pydantic import (
 from megaboa.config.models.resources import SchedulerOptions
 from megaboa.config.models.section import Name, Runs, Section, key
 from megaboa.config.problems import nearest
+from megaboa.files import is_python
 from megaboa.records import Tree
 from megaboa.secrets import has_credentials
 
@@ -28,7 +29,7 @@ TOOLS = ("none", "pytorch", "nsys", "viztracer", "memory")
 
 def _tool(value: str) -> str:
     """One of those that are known, or a Python file."""
-    if value not in TOOLS and not value.endswith(".py"):
+    if value not in TOOLS and not is_python(value):
         hint = nearest(value, TOOLS)
         meant = f"; did you mean {hint!r}?" if hint else ""
         raise ValueError(f"is not allowed{meant}; allowed: {', '.join(TOOLS)}, or a Python file (.py)")
