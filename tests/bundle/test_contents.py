@@ -82,7 +82,7 @@ def test_what_could_not_be_made_again_is_refused(asked, tmp_path):
     write_json(
         asked.results / "runs" / "a" / "run.json", {"device": "cpu", "model": {"name": "own", "recipe": str(elsewhere)}}
     )
-    with pytest.raises(InputError, match=r"models\.own\.recipe: .*mine\.py lies outside of the clone"):
+    with pytest.raises(InputError, match=r"models\.own\.recipe: .*mine\.py lies outside .*: copy it into recipes/"):
         bundled(asked)
 
 

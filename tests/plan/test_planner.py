@@ -321,6 +321,20 @@ def test_what_a_recipe_imports_is_part_of_it(tmp_path: Path) -> None:
     assert first == commented != changed
 
 
+def test_a_recipe_that_the_bundle_will_refuse_is_warned_of_once(plan_of: PlanOf, tmp_path: Path) -> None:
+    own = tmp_path / "own.py"
+    own.write_text("def configure(): ...\n")
+    models = f"{{own: {{recipe: {own}}}, ours: {{recipe: {ROOT}/recipes/gpt_tiny.py}}}}"
+    text = f"models: {models}\nsweep: {{grid: {{model: [own, ours], training.seed: [1, 2]}}}}\n"
+    said = f"models.own.recipe: {own} lies outside of the clone, so `snakemake bundle` will refuse it: copy it"
+    [(warning, runs)] = plan_of(text, corpora__text__tokenizer="bpe").warnings.items()
+    assert warning == f"{said} into recipes/" and len(runs) == 2
+    (tmp_path / "sizes.py").write_text("")
+    own.write_text("import sizes\n\n\ndef configure(): ...\n")
+    [warning] = plan_of(text, corpora__text__tokenizer="bpe").warnings
+    assert warning == f"{said} and the modules that it imports into recipes/"
+
+
 # what runs share
 
 

@@ -36,6 +36,11 @@ def _codes(recipe: str) -> dict[Path, Code]:
     return found
 
 
+def outside(clone: Path, recipe: str) -> list[Path]:
+    """Those that lie outside of the clone: a bundle can't hold them."""
+    return [path for path in files_of(recipe) if not path.resolve().is_relative_to(clone.resolve())]
+
+
 def by_place(recipe: str) -> dict[str, Path]:
     """The same, by the names that they have in tracebacks."""
     return {str(path.absolute()): path for path in files_of(recipe)}

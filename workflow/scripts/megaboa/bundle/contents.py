@@ -218,10 +218,12 @@ def _recipes(results: Path) -> Files:
     """The user's own recipes from elsewhere in the clone, with the modules next to them that they import."""
     runs = [ExperimentFolder(results).run(name).run for name in _runs(results)]
     named = {run.own_recipe: run.model["name"] for run in runs if run.own_recipe}
-    paths = [(path, named[recipe]) for recipe in sorted(named) for path in recipe_files.files_of(recipe)]
-    if outside := [f"models.{name}.recipe: {path}" for path, name in paths if not path.resolve().is_relative_to(ROOT)]:
-        raise InputError(f"{outside[0]} lies outside of the clone: move it into it, so that the bundle has it")
-    return {_place(path): path.read_bytes() for path, _ in paths}
+    if outside := [(named[recipe], path) for recipe in sorted(named) for path in recipe_files.outside(ROOT, recipe)]:
+        name, path = outside[0]
+        raise InputError(
+            f"models.{name}.recipe: {path} lies outside of the clone: copy it into recipes/, so that the bundle has it"
+        )
+    return {_place(path): path.read_bytes() for recipe in named for path in recipe_files.files_of(recipe)}
 
 
 def _place(path: Path) -> str:

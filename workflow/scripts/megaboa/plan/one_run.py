@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError, create_model
 
-from megaboa import blends, files, model_kinds
+from megaboa import blends, files, model_kinds, recipe_files
 from megaboa.check import experts, pipeline, refusals, table, tensors
 from megaboa.check.facts import Facts, not_a
 from megaboa.check.facts import Model as ModelFacts
@@ -96,6 +96,7 @@ class RunPlanner:
         if self.loaded.machine_gpus is not None:
             facts = replace(facts, cluster=replace(facts.cluster, machine_gpus=self.loaded.machine_gpus))
         illegal = self.check_rules(facts, config, given, choice)
+        self.check_recipe(config.models[model].recipe, given, choice)
         self.check_conversion(config.models[model], model, facts, choice)
         self.check_data(config, choice)
         self.check_tokenizer(config, model, choice)
@@ -179,6 +180,17 @@ class RunPlanner:
             self.problems.add(self.problems.place_of(("models", model, "recipe"), choice), wrong)
         if config and (message := families.problem(config, model, "recipe" in definition)):
             self.problems.add(self.problems.place_of(("models", model, key), choice), message)
+
+    def check_recipe(self, recipe: str | None, model: str, choice: Choice) -> None:
+        """Warn of a recipe that the bundle will refuse, which is made after all training."""
+        outside = recipe_files.outside(image_specs.CLONE, recipe) if recipe and files.is_python(recipe) else []
+        if outside:
+            what = "it and the modules that it imports" if len(outside) > 1 else "it"
+            warning = (
+                f"models.{model}.recipe: {outside[0]} lies outside of the clone, so `snakemake bundle` will refuse it: "
+                f"copy {what} into recipes/"
+            )
+            self.warnings.setdefault(warning, []).append(choice.name)
 
     def choose_blend(self, raw: Tree, choice: Choice) -> None:
         """Use the only corpus if no blend is given."""
