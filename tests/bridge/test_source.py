@@ -236,8 +236,32 @@ def test_a_folder_of_several_files(folder, tmp_path, words, made):
 )
 def test_weights_that_are_not_whole_are_refused(folder, tmp_path, words, damage, said):
     damage(folder / "model-00002-of-00002.safetensors")
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=rf"^models\.tiny\.hf: .*{said}"):
         obtained(folder, tmp_path, words)
+
+
+@pytest.mark.parametrize(
+    ("config", "change", "said"),
+    [
+        (
+            DENSE,
+            {"hidden_size": 48},
+            r"makes lm_head\.weight \[300, 48\], and the weights have \[300, 32\]: correct it",
+        ),
+        (
+            {**DENSE, "model_type": "llama"},
+            {"num_hidden_layers": 3},
+            r"asks for model\.layers\.2\.\S+ and 8 more, which the weights lack: correct",
+        ),
+    ],
+)
+def test_weights_that_are_not_those_of_their_config_are_refused(words, tmp_path, config, change, said):
+    copy = tmp_path / "copy"
+    shutil.copytree(obtain(specification(tmp_path, words, config=config)).path, copy)
+    settings = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(settings | change))
+    with pytest.raises(InputError, match=rf"models\.tiny\.hf: \S+/copy/config\.json {said}"):
+        obtained(copy, tmp_path, words)
 
 
 def test_the_same_weights_in_another_form_beside_them_are_left_alone(folder, tmp_path, words, made):

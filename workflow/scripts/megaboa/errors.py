@@ -21,6 +21,15 @@ class InputError(Exception):
 
 
 @contextlib.contextmanager
+def naming(key: str) -> Iterator[None]:
+    """Put the experiment's key before the sentence of an `InputError` from code that doesn't know it."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{key}: {error}") from error
+
+
+@contextlib.contextmanager
 def disk_full(where: object, remedy: str) -> Iterator[None]:
     """Turn the system's refusal to write more into an `InputError`."""
     try:

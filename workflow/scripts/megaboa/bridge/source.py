@@ -19,7 +19,7 @@ from megaboa.bridge import weights
 from megaboa.bridge.quiet import quietly
 from megaboa.bridge.random_weights import PIECE, drawn_in_pieces
 from megaboa.data import hub, tokenizer
-from megaboa.errors import InputError
+from megaboa.errors import InputError, naming
 from megaboa.files import digest, file_digest, folder_digests, read_json, write_json
 from megaboa.model_kinds import BY_NAME
 from megaboa.records import ModelSource, ModelSpec, Tree
@@ -60,6 +60,8 @@ def obtain(spec: ModelSpec) -> ModelSource:
     used = named or tokenizer.find(str(found.path))
     config = read_config(found.path, key)
     vocab_size = config.get_text_config().vocab_size
+    if spec.config is None and spec.weights:
+        _require_fit(config, found.path, f"{key}.hf")
     if used:
         _check_vocabulary(used, vocab_size, f"{key}.tokenizer")
     return ModelSource(
@@ -175,8 +177,30 @@ def _find(spec: ModelSpec, key: str) -> Found:
             "or set `init: scratch` to start from random ones"
         )
     if spec.weights:
-        weights.require_whole(folder)
+        with naming(key):
+            weights.require_whole(folder)
     return Found(folder, content, commit)
+
+
+def _require_fit(config: PreTrainedConfig, folder: Path, key: str) -> None:
+    """Refuse weights that are not those of the config next to them.
+
+    Tensors under names that transformers doesn't save, such as quantized ones, aren't judged: the proof decides.
+    """
+    expected = saved_tensors(config)
+    with weights.Tensors(folder) as tensors:
+        found = tensors.kinds()
+    remedy = "correct it, or download or copy the folder again"
+    for name in sorted(expected.keys() & found.keys()):
+        shape, wanted = list(found[name].shape), list(expected[name].shape)
+        if found[name].is_float and shape != wanted:
+            raise InputError(
+                f"{key}: {folder}/config.json makes {name} {wanted}, and the weights have {shape}: {remedy}"
+            )
+    missing = sorted(expected.keys() - found.keys())
+    if missing and found.keys() <= expected.keys():
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise InputError(f"{key}: {folder}/config.json asks for {missing[0]}{more}, which the weights lack: {remedy}")
 
 
 def _make(spec: ModelSpec, named: tokenizer.Reference | None, key: str) -> Found:

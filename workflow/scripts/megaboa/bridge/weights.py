@@ -36,6 +36,11 @@ class Kind:
     shape: tuple[int, ...]
     dtype: str
 
+    @property
+    def is_float(self) -> bool:
+        """Whether it holds numbers as they are; quantized ones are packed into integers, in another shape."""
+        return self.dtype.startswith(("F", "BF"))
+
     def __str__(self) -> str:
         return f"{self.dtype}{list(self.shape)}"
 
