@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from megaboa.calls.configuration import given_values, own_experiment, own_target
+from megaboa.calls.configuration import call_again, given_values, own_experiment, own_target
 from megaboa.config import load
 from megaboa.errors import InputError
 
@@ -25,6 +25,11 @@ def test_values_of_the_command_line_are_given_again():
     assert given_values({"experiment": "x", "training": {"train_iters": 5}}) == [
         *("--config", "experiment=x", 'training={"train_iters": 5}')
     ]
+
+
+def test_a_target_stands_where_configfile_does_not_take_it_for_a_file():
+    assert call_again(["my.yaml"], {"a.b": 1}, "tune") == "snakemake tune --configfile my.yaml --config a.b=1"
+    assert call_again([], {}, None) == "snakemake"
 
 
 def test_prove_and_tune_are_called_one_after_the_other():

@@ -14,6 +14,7 @@ from megaboa.files import write_json
 from megaboa.layout import Layout
 from megaboa.paths import EarlierRun, RunFolder
 from megaboa.records import DataIndex, Preflight, RunCheck, write
+from megaboa.run import submitted
 
 
 def run_of(root, name="r", index="abc", **given):
@@ -95,7 +96,7 @@ def test_steps_before_a_run_went_on_in_place_are_those_of_what_it_was(indexed):
         (10, None, {}, "--step 10: the run r has the steps 1 to 9"),
         (1, 2, {}, "--rank 2: the run r has the ranks 0 to 1"),
         (1, None, {"index": None}, "r reads data that Bridge or its recipe makes up: there are no documents"),
-        (1, None, {"index": "def"}, "r: the index of its data isn't made yet: call `snakemake data` first"),
+        (1, None, {"index": "def"}, "r: the index of its data isn't made yet: call `snakemake data`"),
         (
             1,
             None,
@@ -104,8 +105,13 @@ def test_steps_before_a_run_went_on_in_place_are_those_of_what_it_was(indexed):
         ),
         (1, None, {"overrides": {"train.rampup_batch_size": [1, 1, 9]}}, "changes the batch from step to step"),
         (1, 0, {"overrides": {"dist.use_tp_pp_dp_mapping": True}}, "counts ranks in another order: leave it out"),
-        (1, None, {"training": {}}, "its batch size is the recipe's, and is known after `snakemake preflight`"),
-        (6, None, {}, "too short: make the index again"),
+        (
+            1,
+            None,
+            {"training": {}},
+            "is the recipe's, and preflight finds it out: call `snakemake preflight`",
+        ),
+        (6, None, {}, "too short: call `snakemake data --forcerun index`"),
     ],
 )
 def test_what_is_wrong_is_one_sentence(indexed, step, rank, given, said):
@@ -119,8 +125,17 @@ def test_an_index_that_is_gone_is_said(indexed):
     run = run_of(indexed)
     for path in (indexed / "cache").glob("*shuffle*"):
         path.unlink()
-    with pytest.raises(InputError, match=r"shuffle_index.npy is gone: make the index again"):
+    with pytest.raises(InputError, match=r"shuffle_index.npy is gone: call `snakemake data --forcerun index`"):
         batches.of_step(run, 1)
+
+
+def test_the_command_proposes_the_call_of_the_experiment(indexed):
+    run = run_of(indexed)
+    submitted.record(indexed / "results" / "e", [], [], "snakemake --configfile 'my own.yaml' --config training.seed=2")
+    (indexed / "results" / "e" / "data" / "indexes" / "abc.json").unlink()
+    done = called("documents", run.path, "--step", 1)
+    again = "snakemake data --configfile 'my own.yaml' --config training.seed=2"
+    assert (done.returncode, done.stderr) == (1, f"error: r: the index of its data isn't made yet: call `{again}`\n")
 
 
 def test_a_recipes_sizes_are_those_of_preflight(indexed):

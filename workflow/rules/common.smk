@@ -25,10 +25,11 @@ with beginning.refusals_told():
     LOADED = device.settle(
         LOADED, defaults.partition(PROFILE), None if SUBMITS else CONFIG_FILES[0]
     )
-    COMMAND = configuration.call_again(workflow.configfiles, GIVEN)
-    if target := configuration.own_target(() if IS_MODULE or not SUBMITS else sys.argv):
+    target = configuration.own_target(() if IS_MODULE or not SUBMITS else sys.argv)
+    COMMAND = configuration.call_again(workflow.configfiles, GIVEN, target)
+    if target:
         CONFIG_FILES, LOADED = configuration.own_experiment(workflow, LOADED, target)
-        COMMAND, GIVEN = f"{COMMAND} {target}", {}
+        GIVEN = {}
     # A job of a run only needs the plan of that run.
     PLAN = make_plan(
         LOADED, only=() if SUBMITS else configuration.runs_of_job(sys.argv)

@@ -67,10 +67,11 @@ def runs_of_job(words: Sequence[str]) -> set[str]:
     return {one["run"] for one in wildcards} if all("run" in one for one in wildcards) else set()
 
 
-def call_again(config_files: Sequence[str | Path], given: dict[str, Any]) -> str:
-    """A command that repeats this call, without its profile and cores."""
-    paths = map(os.path.relpath, config_files)
-    return shlex.join(["snakemake", *(["--configfile", *paths] if config_files else []), *given_values(given)])
+def call_again(config_files: Sequence[str | Path], given: dict[str, Any], target: str | None) -> str:
+    """A command that repeats this call, without its profile and cores. Its target comes first, as `--configfile` would
+    take it for a file."""
+    named = ["--configfile", *map(os.path.relpath, config_files)] if config_files else []
+    return shlex.join(["snakemake", *([target] if target else []), *named, *given_values(given)])
 
 
 def own_target(words: Collection[str]) -> str | None:

@@ -11,7 +11,9 @@ import sys
 from megaboa import commands
 from megaboa.check.facts import from_json
 from megaboa.data import batches
+from megaboa.errors import InputError
 from megaboa.paths import RunFolder
+from megaboa.run import submitted
 
 
 def main(words: list[str]) -> None:
@@ -24,7 +26,11 @@ def main(words: list[str]) -> None:
     folder = RunFolder(args.run)
     checked = folder.preflight
     layout = from_json(checked.facts).layout if checked and checked.facts and folder.run.is_recipe else None
-    batch = batches.of_step(folder, args.step, args.rank, layout)
+    try:
+        batch = batches.of_step(folder, args.step, args.rank, layout)
+    except batches.UnmadeError as error:
+        again = submitted.last(folder.experiment_folder.path).with_words(error.words)
+        raise InputError(f"{error.what}: call `{again}`") from error
     if args.json:
         json.dump(dataclasses.asdict(batch), sys.stdout, indent=1)
         print()

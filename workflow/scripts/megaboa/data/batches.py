@@ -28,6 +28,7 @@ from megaboa.records import Corpus, CorpusFacts, Sources, Tree, read_if_there
 from megaboa.store_paths import FACTS
 
 CODES = {"i": {1: "b", 2: "h", 4: "i", 8: "q"}, "u": {1: "B", 2: "H", 4: "I", 8: "Q"}}
+REMADE = "data --forcerun index"  # words of the call that makes an index again
 SEQUENTIAL = "single"  # Bridge's loader that takes samples in order
 
 
@@ -72,6 +73,14 @@ class Batch:
             for piece in sample.pieces:
                 found[piece.corpus, piece.dataset, piece.document] += piece.tokens
         return found
+
+
+class UnmadeError(InputError):
+    """A stage hasn't made what is needed, or it is damaged. `words`: of the call of Snakemake that makes it."""
+
+    def __init__(self, what: str, words: str) -> None:
+        super().__init__(f"{what}: call `snakemake {words}`")
+        self.what, self.words = what, words
 
 
 def of_step(folder: RunFolder, step: int, rank: int | None = None, layout: Layout | None = None) -> Batch:
@@ -123,7 +132,7 @@ class TrainingIndex:
         found = {path: json.loads(path.read_text()) for path in sorted(cache.glob("*-train-description.txt"))}
         blends = [path for path, about in found.items() if about["class"] == "BlendedDataset"]
         if not found or len(blends) > 1 or (not blends and len(found) > 1):
-            raise InputError(f"{cache} holds no index of one training set: make it again (snakemake --forcerun index)")
+            raise UnmadeError(f"{cache} holds no index of one training set", REMADE)
         self._dataset = self._within = None
         if blends:
             stem = str(blends[0]).removesuffix("description.txt")
@@ -156,7 +165,7 @@ class _Part:
             )
             self._lengths = Lengths(f"{self.path}.idx")
         except FileNotFoundError as error:
-            raise InputError(f"{error.filename} is gone: make the index again (snakemake --forcerun index)") from error
+            raise UnmadeError(f"{error.filename} is gone", REMADE) from error
 
     def pieces(self, number: int) -> Iterator[tuple[str, int, int, int]]:
         """The pieces that GPTDataset cuts, without the sample's last token, which is only a label here.
@@ -179,7 +188,7 @@ class Array:
     def __init__(self, path: str | Path) -> None:
         self._stream = _opened(path)
         if os.pread(self._stream.fileno(), 6, 0) != b"\x93NUMPY":
-            raise InputError(f"{path} is no file of NumPy's: make the index again (snakemake --forcerun index)")
+            raise UnmadeError(f"{path} is no file of NumPy's", REMADE)
         (major,) = os.pread(self._stream.fileno(), 1, 6)
         form = "<H" if major == 1 else "<I"
         (length,) = struct.unpack(form, os.pread(self._stream.fileno(), struct.calcsize(form), 8))
@@ -223,7 +232,7 @@ def _opened(path: str | Path) -> BinaryIO:
 def _number(stream: BinaryIO, item: struct.Struct, offset: int) -> int:
     content = os.pread(stream.fileno(), item.size, offset)
     if len(content) < item.size:
-        raise InputError(f"{stream.name} is too short: make the index again (snakemake --forcerun index)")
+        raise UnmadeError(f"{stream.name} is too short", REMADE)
     return item.unpack(content)[0]
 
 
@@ -272,11 +281,11 @@ def _cache(folder: RunFolder) -> Path:
     try:
         index = folder.index
     except FileNotFoundError:
-        raise InputError(f"{folder.name}: the index of its data isn't made yet: call `snakemake data` first") from None
+        raise UnmadeError(f"{folder.name}: the index of its data isn't made yet", "data") from None
     if index is None:
         raise InputError(f"{folder.name} reads data that Bridge or its recipe makes up: there are no documents")
     if not Path(index.cache).is_dir():
-        raise InputError(f"{folder.name}: the index of its data is not in {index.cache} any more: make it again")
+        raise UnmadeError(f"{folder.name}: the index of its data is not in {index.cache} any more", REMADE)
     return Path(index.cache)
 
 
@@ -288,7 +297,7 @@ def _batch_sizes(folder: RunFolder) -> tuple[int, int]:
         for name in ("global_batch_size", "micro_batch_size")
     ]
     if None in sizes:
-        raise InputError(f"{folder.name}: its batch size is the recipe's, and is known after `snakemake preflight`")
+        raise UnmadeError(f"{folder.name}: its batch size is the recipe's, and preflight finds it out", "preflight")
     loader = run.overrides.get("dataset.dataloader_type", SEQUENTIAL)
     if loader != SEQUENTIAL:
         raise InputError(
@@ -315,7 +324,9 @@ def _copy_of(folder: RunFolder, rank: int, layout: Layout | None) -> int:
     """The data parallel rank of a rank."""
     layout = layout or Layout.of_run(folder.run)
     if layout is None:
-        raise InputError(f"--rank {rank}: the recipe of {folder.name} decides its layout: known after preflight")
+        raise UnmadeError(
+            f"--rank {rank}: the recipe of {folder.name} decides its layout, and preflight finds it out", "preflight"
+        )
     if not 0 <= rank < folder.run.world_size:
         raise InputError(f"--rank {rank}: the run {folder.name} has the ranks 0 to {folder.run.world_size - 1}")
     if folder.run.overrides.get("dist.use_tp_pp_dp_mapping"):

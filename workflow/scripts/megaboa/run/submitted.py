@@ -31,6 +31,10 @@ class Submitted:
     config_files: list[Path]
     command: str
 
+    def with_words(self, words: str) -> str:
+        """The same call with more words, in front, as `--configfile` would take a target after it for a file."""
+        return self.command.replace("snakemake", f"snakemake {words}", 1)
+
 
 def record(results: str | Path, config_files: Iterable[str | Path], runs: Iterable[Tree], command: str) -> list[Path]:
     """Record what is submitted (`runs`: name, run, launch, profile of each); return the copies of the configuration."""
