@@ -17,6 +17,10 @@ def test_counts(number, text):
     assert formats.count(number) == text
 
 
+def test_one_is_singular():
+    assert [formats.counted(number, "run") for number in (0, 1, 12_000)] == ["0 runs", "1 run", "12,000 runs"]
+
+
 @pytest.mark.parametrize(
     ("number", "text"),
     [

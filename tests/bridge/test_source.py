@@ -231,7 +231,10 @@ def test_a_folder_of_several_files(folder, tmp_path, words, made):
         (lambda path: path.write_bytes(path.read_bytes()[:-10]), "model-00002-of-00002.safetensors is damaged"),
         (lambda path: path.unlink(), "model-00002-of-00002.safetensors is missing, and model.safetensors.index.json"),
         (lambda path: path.write_bytes(b""), "is damaged"),
-        (lambda path: save_file({"other": torch.ones(1)}, path), "the tensor .* is not there, nor are"),
+        (
+            lambda path: save_file({"other": torch.ones(1)}, path),
+            r"names \d+ tensors that no file has, such as model",
+        ),
     ],
 )
 def test_weights_that_are_not_whole_are_refused(folder, tmp_path, words, damage, said):

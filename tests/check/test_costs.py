@@ -72,7 +72,7 @@ def test_a_budget_names_what_is_exceeded():
     assert (found.gpu_hours, found.unknown) == (2.0, 1)
     assert costs.over_budget(found, 2.0, "1T") == {}
     exceeded = costs.over_budget(found, 1.5, "50G")
-    assert exceeded["budget.gpu_hours"].startswith("1.5 is less than the 2 GPU-hours of the plan (without 1 runs")
+    assert exceeded["budget.gpu_hours"].startswith("1.5 is less than the 2 GPU-hours of the plan (without 1 run of")
     assert exceeded["budget.disk"].startswith("50G is less than the 108 GB that the plan writes")
 
 

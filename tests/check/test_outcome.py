@@ -53,8 +53,9 @@ def test_of_two_runs_one_is_refused_and_one_is_not_checked(experiment, capsys):
     assert set(read_json(experiment / "refused.json")["runs"]) == {"bad"}
 
 
-def test_when_the_hub_gives_it_the_run_is_accepted(experiment):
+def test_when_the_hub_gives_it_the_run_is_accepted(experiment, capsys):
     assert concluded(experiment, "good") == 0
+    assert capsys.readouterr().out.endswith("\n1 run is accepted by Bridge\n")
     assert set(read(Preflight, experiment / "preflight.json").runs) == {"good"}
 
 

@@ -155,7 +155,7 @@ def test_the_command_lists_and_says_json(indexed, monkeypatch):
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0] == "step 2 of e/r: 4 samples of 4 to 7, 8 tokens"
-    assert lines[1] == "  ?: 100.0% of the tokens, 1 documents" and lines[2].split()[:3] == ["sample", "dp", "corpus"]
+    assert lines[1] == "  ?: 100.0% of the tokens, 1 document" and lines[2].split()[:3] == ["sample", "dp", "corpus"]
     assert lines[3].split() == ["4", "0", "?", "2", "4", "2", f"{indexed}/a"]
     found = json.loads(called("documents", "e/r", "--step", "2", "--rank", "1", "--json").stdout)
     assert [sample["number"] for sample in found["samples"]] == [5, 7]
@@ -165,6 +165,6 @@ def test_the_command_lists_and_says_json(indexed, monkeypatch):
 
 def test_the_doctor_names_shares_and_the_largest_document(indexed):
     first, call = _read_in(run_of(indexed), 2)
-    assert first == "  step 2 read ? 100%, of 1 documents; 100% of its tokens are from document 2 of ?"
+    assert first == "  step 2 read ? 100%, of 1 document; 100% of its tokens are from document 2 of ?"
     assert call == "  all of them: megaboa documents e/r --step 2"
     assert _read_in(run_of(indexed, index=None), 2) == []

@@ -173,7 +173,7 @@ def test_every_spike_is_found_once_at_its_top():
 )
 def test_spikes_are_named_with_what_to_try(by, says):
     lines = curve_findings(raised(curve(), by), COURSE)
-    assert lines[0].startswith("1 loss spike(s), the largest at step ") and says in lines[1]
+    assert lines[0].startswith("1 loss spike, the largest at step ") and says in lines[1]
 
 
 def test_gradients_that_are_clipped_most_of_the_time():

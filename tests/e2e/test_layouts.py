@@ -41,7 +41,7 @@ def test_a_checkpoint_of_one_layout_goes_on_under_another(workspace, trained, mo
     other = store_of(pp2, identity_of(pp2)).checkpoints
     shutil.copytree(halfway, workspace.path / other / halfway.name)
     output = workspace.snakemake("pretrain", "--configfile", trained)
-    assert "2 rank(s), from step 5" in output
+    assert "2 ranks, from step 5" in output
     whole, resumed = losses(workspace, "dp1"), losses(workspace, "pp2")
     assert list(resumed) == [6, 7, 8, 9, 10]
     assert all(abs(loss - whole[step]) < 1e-5 for step, loss in resumed.items())

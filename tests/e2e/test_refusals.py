@@ -58,7 +58,7 @@ def test_what_only_bridge_refuses_is_left_out_by_the_next_call(workspace):
     output = workspace.snakemake("preflight", "--configfile", config, code=1)
     assert "run b is refused" in output and "run the same command again to leave them out" in output
     output = workspace.snakemake("preflight", "--configfile", config)
-    assert "b is INVALID" in output and "1 runs are accepted" in output
+    assert "b is INVALID" in output and "1 run is accepted" in output
     assert "INVALID" in workspace.results("left-out", "plan.tsv").read_text()
 
 

@@ -77,7 +77,7 @@ def test_preflight_is_repeated_inside(built, workspace):
     assert (report["state"], report["how"]) == ("PASS", "root file system")
     assert report["image"] == workspace.json("boxed", "image.json")["digest"]
     assert report["packages"]["transformer_engine"] is None and report["runs"]["run"]["state"] == "PASS"
-    assert "1 runs are accepted in the image (root file system)" in said
+    assert "1 run is accepted in the image (root file system)" in said
 
 
 def test_nothing_is_built_again_for_unchanged_inputs(built, workspace):

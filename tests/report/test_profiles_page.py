@@ -79,7 +79,7 @@ def test_the_page_says_what_to_look_at_first(experiment, document, figures):
     given = {"runs": runs, "corpora": [], "checks": [], "drawn": [], "provenance": test_page.PROVENANCE}
     html = render(title="T", experiment="e", **given, profiles=profiles, profile_figures=figures)
     assert '<td class="name">Bytes sent</td><td class="number">0</td><td class="number">9</td>' in html
-    assert "Network cards: 1 counters" in html and "SMs Active [Throughput %]" in html
+    assert "Network cards: 1 counter<" in html and "SMs Active [Throughput %]" in html
     assert "Rank 2 on node-1 is slow" in html and document.summary[0] in html
     assert html.count("<svg") == len(FIGURES)
     ids = re.findall(r'\bid="([^"]+)"', html)

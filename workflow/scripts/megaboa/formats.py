@@ -18,6 +18,11 @@ def count(number: float | None) -> str:
     return f"{number:.3g}"
 
 
+def counted(number: int, noun: str) -> str:
+    """`1 run`, `12,000 runs`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def size(number: float) -> str:
     """Bytes, in three significant digits: `950 B`, `12.3 MB`, `4.56 TB`."""
     for unit, word in _SIZES:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from megaboa.errors import InputError
 from megaboa.files import read_json
+from megaboa.formats import counted
 
 if TYPE_CHECKING:
     import torch
@@ -87,8 +88,8 @@ def require_whole(folder: str | Path) -> None:
         named = read_json(index)["weight_map"].keys() if index.exists() and not Path(folder, WHOLE).exists() else []
         if lost := sorted(set(named) - set(found)):
             raise InputError(
-                f"{folder}: the tensor {lost[0]} is not there, nor are {len(lost) - 1} others that {index.name} "
-                "names: download or copy the folder again"
+                f"{folder}: {index.name} names {counted(len(lost), 'tensor')} that no file has, such as {lost[0]}: "
+                "download or copy the folder again"
             )
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from megaboa import files, paths, peaks, records
 from megaboa.check import adapters, calibration, flops, memory, parameters, speed
 from megaboa.check.facts import Facts
+from megaboa.formats import counted
 from megaboa.records import RunSpec, Summary, Tree
 
 # The keys of a run's training that determine the time of a step.
@@ -222,7 +223,7 @@ def bytes_of(text: str) -> float:
 
 def over_budget(found: Total, gpu_hours: float | None, disk: str | None) -> dict[str, str]:
     """Exceeded limits: the key, and a message."""
-    missing = f" (without {found.unknown} runs of which that isn't known)" if found.unknown else ""
+    missing = f" (without {counted(found.unknown, 'run')} of which that isn't known)" if found.unknown else ""
     problems = {}
     if gpu_hours is not None and found.gpu_hours > gpu_hours:
         problems["budget.gpu_hours"] = f"{gpu_hours:,.6g} is less than the {found.gpu_hours:,.0f} GPU-hours of the plan"

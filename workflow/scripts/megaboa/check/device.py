@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from megaboa.check.facts import Facts
 from megaboa.check.rule import Broken, warning
+from megaboa.formats import counted
 
 BEFORE_ADA = ("v100", "a100", "a40")  # by `resources.gpu`
 BEFORE_BLACKWELL = (*BEFORE_ADA, "l40s", "h20", "h100", "h200", "h800")
@@ -14,9 +15,7 @@ def machine_has_the_gpus(f: Facts) -> Broken | None:
     has, wants = f.cluster.machine_gpus, f.cluster.gpus_per_node
     if has is None or wants <= has:
         return None
-    return Broken(
-        "resources.gpus_per_node", f"{wants}, and this machine has {has} GPU{'' if has == 1 else 's'}", (has,)
-    )
+    return Broken("resources.gpus_per_node", f"{wants}, and this machine has {counted(has, 'GPU')}", (has,))
 
 
 def context_ranks_have_attention(f: Facts) -> Broken | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from megaboa import files
 from megaboa.check import costs, overview, refusals
 from megaboa.check.costs import Costs
 from megaboa.check.facts import Facts
+from megaboa.formats import counted
 from megaboa.paths import ExperimentFolder, RunFolder
 from megaboa.records import (
     CostsSpec,
@@ -72,7 +73,7 @@ def conclude(order: Path, found: Mapping[str, tuple[RunCheck, Facts | None]], ou
     if exceeded:
         return 1
     write(out, Preflight(runs=runs, identities=asked.identities))
-    print(f"{len(runs)} runs are accepted by Bridge")
+    print(f"{_accepted(runs)} by Bridge")
     return 0
 
 
@@ -104,8 +105,12 @@ def conclude_in_image(order: Path, digest: str, report: PreflightInImage, out: P
             _say(LEFT_OUT)
         return 1
     write(out, replace(report, image=digest))
-    print(f"{len(runs)} runs are accepted in the image ({report.how})")
+    print(f"{_accepted(runs)} in the image ({report.how})")
     return 0
+
+
+def _accepted(runs: Collection[str]) -> str:
+    return f"{counted(len(runs), 'run')} {'is' if len(runs) == 1 else 'are'} accepted"
 
 
 def _costs(folder: Path, added_up: CostsSpec, name: str, facts: Facts | None, earlier: costs.History) -> Costs | None:

@@ -98,7 +98,7 @@ def text(rows: Sequence[Mapping[str, Any]], total: Total) -> str:
         aligned = (cell.rjust(width) if head in numbers else cell.ljust(width) for cell, width, head in cells)
         lines.append("  ".join(aligned))
     if len(rows) > SHOWN:
-        lines.append(f"... and {len(rows) - SHOWN:,} more runs, in preflight.tsv")
+        lines.append(f"... and {formats.counted(len(rows) - SHOWN, 'more run')}, in preflight.tsv")
     lines.append(_totals(len(rows), total))
     return "\n".join(line.rstrip() for line in lines)
 
@@ -118,7 +118,7 @@ def _totals(runs: int, total: Total) -> str:
 
 
 def _runs(count: int) -> str:
-    return f"{count:,} run{'' if count == 1 else 's'}"
+    return formats.counted(count, "run")
 
 
 def _line(one: Mapping[str, Any]) -> tuple[str, ...]:

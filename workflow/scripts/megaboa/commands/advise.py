@@ -10,6 +10,7 @@ from megaboa import commands, peaks
 from megaboa.check import adviser, calibration
 from megaboa.config import ConfigError, load
 from megaboa.config.problems import nearest
+from megaboa.formats import counted
 from megaboa.plan.run_facts import alone
 
 EXAMPLES = ("h100-80g", "h200-141g", "a100-80g", "b200-180g")  # those with a calibration
@@ -38,7 +39,7 @@ def main(words: list[str]) -> int:
     found = adviser.advise(facts, arguments.top)
     if not found:
         ranks = facts.cluster.nodes * facts.cluster.gpus_per_node
-        print(f"no legal layout fits on {ranks} GPUs of {wanted['gpu']}: take more nodes", file=sys.stderr)
+        print(f"no legal layout fits on {counted(ranks, 'GPU')} of {wanted['gpu']}: take more nodes", file=sys.stderr)
         return 1
     print(f"{adviser.text(found)}\ntimes by {calibration.told(wanted['gpu'])}\n\n{adviser.yaml(found)}")
     return 0

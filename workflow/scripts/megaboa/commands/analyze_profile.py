@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from megaboa import commands, files
+from megaboa.formats import counted
 from megaboa.layout import Layout
 from megaboa.observe.traces.analysis import Expected, analyse
 from megaboa.observe.traces.comparison import compare
@@ -71,7 +72,7 @@ def kept(trace: Trace) -> str:
     if trace.tool in ANALYSED:
         return ""
     viewer = VIEWERS.get(trace.tool, "what wrote them")
-    return f"{len(trace.traces)} file(s) of {trace.tool} are kept in {trace.path}, for {viewer} to read."
+    return f"{trace.path} keeps {counted(len(trace.traces), 'file')} of {trace.tool}, for {viewer} to read."
 
 
 def earlier(path: Path) -> Analysis:

@@ -9,6 +9,7 @@ from megaboa import commands
 from megaboa.bridge import handover, process
 from megaboa.bridge.quiet import quietly
 from megaboa.errors import one_sentence
+from megaboa.formats import counted
 from megaboa.records import Corpus, CorpusSpec, IndexSpec, Sources, TokenizerSpec, read, write
 
 
@@ -38,7 +39,7 @@ def list_sources(words: list[str]) -> None:
         listing = listed(read(CorpusSpec, args.spec), args.threads)
         write(args.out, listing)
     size = sum(file.size for file in listing.files)
-    print(f"corpus {listing.name}: {len(listing.files):,} files, {size / 1e6:,.1f} MB, {listing.folder}")
+    print(f"corpus {listing.name}: {counted(len(listing.files), 'file')}, {size / 1e6:,.1f} MB, {listing.folder}")
 
 
 def tokenize_shard(words: list[str]) -> None:
@@ -68,7 +69,7 @@ def merge_corpus(words: list[str]) -> None:
         manifest = merge_shards(read(CorpusSpec, args.spec), read(Sources, args.sources), args.shards)
         link_files(manifest, args.out.parent)
         write(args.out, manifest)
-    print(f"corpus {manifest.name}: {manifest.documents:,} documents, {manifest.tokens:,} tokens")
+    print(f"corpus {manifest.name}: {counted(manifest.documents, 'document')}, {manifest.tokens:,} tokens")
     if bad := manifest.bad.records:
         print(f"left out, as they can't be used: {bad:,} records, the first of them:")
         print("\n".join(f"  {sample}" for sample in manifest.bad.samples))

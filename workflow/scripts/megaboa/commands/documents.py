@@ -12,6 +12,7 @@ from megaboa import commands
 from megaboa.check.facts import from_json
 from megaboa.data import batches
 from megaboa.errors import InputError
+from megaboa.formats import counted
 from megaboa.paths import RunFolder
 from megaboa.run import submitted
 
@@ -42,10 +43,11 @@ def lines(batch: batches.Batch) -> list[str]:
     by_corpus, documents = batch.tokens_by("corpus"), batch.documents
     total = sum(by_corpus.values())
     first, last = batch.samples[0].number, batch.samples[-1].number
-    found = [f"step {batch.step} of {batch.run}: {len(batch.samples)} samples of {first} to {last}, {total:,} tokens"]
+    samples = f"{counted(len(batch.samples), 'sample')} of {first} to {last}"
+    found = [f"step {batch.step} of {batch.run}: {samples}, {total:,} tokens"]
     for corpus, tokens in by_corpus.most_common():
         count = sum(name == corpus for name, _, _ in documents)
-        found.append(f"  {corpus}: {tokens / total:.1%} of the tokens, {count:,} documents")
+        found.append(f"  {corpus}: {tokens / total:.1%} of the tokens, {counted(count, 'document')}")
     rows = [("sample", "dp", "corpus", "document", "from", "tokens", "source")]
     for sample in batch.samples:
         for piece in sample.pieces:

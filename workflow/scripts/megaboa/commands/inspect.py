@@ -9,7 +9,7 @@ import argparse
 import dataclasses
 import json
 import sys
-from collections.abc import Iterable, Sequence, Sized
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -108,14 +108,14 @@ def lines(one: saved.Saved, found: dict[str, saved.Values]) -> list[str]:
 def head(one: saved.Saved) -> list[str]:
     weights, state = one.numbers(of_optimizer=False), one.numbers(of_optimizer=True)
     said = [
-        f"{counted(one.tensors, 'tensor')}: {weights:,} numbers"
+        f"{formats.counted(len(one.tensors), 'tensor')}: {weights:,} numbers"
         + (f", and {state:,} of the optimizer" if state else "")
     ]
     if one.objects:
         said.append(
             "1 object that is no tensor" if one.objects == 1 else f"{one.objects:,} objects that are no tensors"
         )
-    files = f"{counted(one.files, 'file')}, {formats.size(sum(one.files.values()))}"
+    files = f"{formats.counted(len(one.files), 'file')}, {formats.size(sum(one.files.values()))}"
     if one.writers:
         files += f", written by {one.writers} ranks" if one.writers > 1 else ", written by one rank"
     sizes = " ".join(f"{name}={size}" for name, size in (one.layout or {}).items())
@@ -129,7 +129,7 @@ def compared(one: saved.Saved, other: saved.Saved, found: dict[str, saved.Differ
     text = [*head(one), *head(other)]
     for here, there in ((one, other), (other, one)):
         if lacking := [name for name in here.tensors if name not in there.tensors]:
-            text.append(f"only in {here.folder}: {counted(lacking, 'tensor')}")
+            text.append(f"only in {here.folder}: {formats.counted(len(lacking), 'tensor')}")
             text += [f"  {name}" for name in lacking]
     if changed := [difference for difference in found.values() if difference.differs]:
         rows = [("tensor", "differs", *(("unequal", "relative", "largest") if read else ()))]
@@ -154,10 +154,6 @@ def _difference(tensor: saved.Tensor, difference: saved.Difference) -> tuple[str
 
 def shape(tensor: saved.Tensor) -> str:
     return "x".join(map(str, tensor.shape)) or "one number"
-
-
-def counted(found: Sized, what: str) -> str:
-    return f"{len(found):,} {what}" + ("s" if len(found) != 1 else "")
 
 
 def table(rows: Sequence[Iterable[str]]) -> list[str]:

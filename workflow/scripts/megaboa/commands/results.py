@@ -10,6 +10,7 @@ from megaboa import commands, records
 from megaboa.bridge import handover
 from megaboa.errors import InputError, one_sentence
 from megaboa.files import read_json, write_json
+from megaboa.formats import counted
 from megaboa.paths import ExperimentFolder, RunFolder, run_of
 
 
@@ -39,7 +40,7 @@ def evaluate(words: list[str]) -> None:
     spec, export = records.read(records.EvaluateSpec, args.spec), records.read(records.ExportRecord, args.export)
     found = evaluation.evaluate(spec.command, export, args.store, run_of(args.out).experiment)
     records.write(args.out, found)
-    print(f"{found.run}: {len(found.values)} numbers")
+    print(f"{found.run}: {counted(len(found.values), 'number')}")
 
 
 def export_along(words: list[str]) -> None:

@@ -16,6 +16,7 @@ from megaboa.check.facts import Facts, from_json
 from megaboa.data import batches
 from megaboa.doctor import failed_stages, passed, troubles
 from megaboa.errors import InputError
+from megaboa.formats import counted
 from megaboa.paths import ExperimentFolder, RunFolder
 from megaboa.records import (
     Analysis,
@@ -171,9 +172,9 @@ def _read_in(folder: RunFolder, step: int) -> list[str]:
     total = sum(by_corpus.values())
     shares = ", ".join(f"{name} {tokens / total:.0%}" for name, tokens in by_corpus.most_common(3))
     (corpus, _, document), most = documents.most_common(1)[0]
-    counted = f"{most / total:.0%} of its tokens are from document {document} of {corpus}"
+    largest = f"{most / total:.0%} of its tokens are from document {document} of {corpus}"
     return [
-        f"  step {step} read {shares}, of {len(documents)} documents; {counted}",
+        f"  step {step} read {shares}, of {counted(len(documents), 'document')}; {largest}",
         f"  all of them: megaboa documents {folder.experiment}/{folder.name} --step {step}",
     ]
 

@@ -16,6 +16,7 @@ from megaboa.check import calibration, flops, memory, parameters, speed, table
 from megaboa.check.facts import Facts
 from megaboa.check.stages import Stage, stages
 from megaboa.doctor.troubles import AVOID
+from megaboa.formats import counted
 from megaboa.records import Analysis, ExamplesRead, Gpus, GpuUse, RankSteps, Step, Summary
 from megaboa.run.gpu_troubles import troubles_of
 
@@ -187,7 +188,7 @@ def gpu_findings(found: Gpus | None) -> list[str]:
     if found is None:
         return []
     lines = [f"{_named(one)} {said}" for one, _, said in troubles_of(found)]
-    more = [f"  and {len(lines) - MOST_GPUS} more such findings"] if len(lines) > MOST_GPUS else []
+    more = [f"  and {counted(len(lines) - MOST_GPUS, 'more such finding')}"] if len(lines) > MOST_GPUS else []
     return [*lines[:MOST_GPUS], *more, *([f"  try: {LOOK}"] if lines else [])]
 
 
@@ -223,7 +224,10 @@ def _spikes(steps: Sequence[Step], course: Course, read: Callable[[int], list[st
     if not found:
         return []
     step, before, loss = max(found, key=lambda one: one[2] / one[1])
-    lines = [f"{len(found)} loss spike(s), the largest at step {step}: {before:.3g} to {loss:.3g}", *read(step)]
+    lines = [
+        f"{counted(len(found), 'loss spike')}, the largest at step {step}: {before:.3g} to {loss:.3g}",
+        *read(step),
+    ]
     early = all(one[0] <= 2 * course.warmup + WINDOW for one in found)
     if early:
         return [*lines, f"  try: schedule.warmup_iters: {max(2 * course.warmup, 2 * WINDOW)} (now {course.warmup})"]

@@ -258,7 +258,7 @@ def failed(experiment: str, runs: Sequence[Standing]) -> list[str]:
         return []
     more = [f"  and {len(found) - SHOWN} more"] if len(found) > SHOWN else []
     return [
-        f"{len(found)} run{'s' if len(found) > 1 else ''} failed, and report and bundle need every run of the plan:",
+        f"{formats.counted(len(found), 'run')} failed, and report and bundle need every run of the plan:",
         *(f"  {run.run}: {run.why}" for run in found[:SHOWN]),
         *more,
         f"`megaboa doctor {experiment}` says what to try, `megaboa interim {experiment}` makes a report of what is "

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from megaboa.config import Experiment, LoadedExperiment
+from megaboa.formats import counted
 from megaboa.run import gpus, submitted
 from megaboa.scheduler.answers import UnreachableError
 from megaboa.scheduler.registry import cluster
@@ -85,12 +86,14 @@ def find(experiment: Experiment, partition: str | None) -> Found:
     if here == 0:
         return Found("cpu", NO_GPU)
     if why := _without_kernels(experiment):
-        return Found("cpu", f"this machine has {_gpus(here)}, but {why}" if here else why)
+        return Found("cpu", f"this machine has {counted(here, 'GPU')}, but {why}" if here else why)
     if here is None:
         return _on_cluster(str(partition))
     if why := _old_driver(experiment):
         return Found("cpu", why)
-    return Found("cuda", f"this machine has {_gpus(here)}, and {_python(experiment)} has Transformer Engine", here)
+    return Found(
+        "cuda", f"this machine has {counted(here, 'GPU')}, and {_python(experiment)} has Transformer Engine", here
+    )
 
 
 def _on_cluster(partition: str) -> Found:
@@ -102,7 +105,7 @@ def _on_cluster(partition: str) -> Found:
         return Found("cpu", f"{name} can't be asked about GPUs ({error}); where it has some, name the device")
     if not count:
         return Found("cpu", f"{name} shows no GPU in partition {partition}; where it has some, name the device")
-    return Found("cuda", f"nodes of partition {partition} have {_gpus(count)}")
+    return Found("cuda", f"nodes of partition {partition} have {counted(count, 'GPU')}")
 
 
 def _without_kernels(experiment: Experiment) -> str | None:
@@ -148,10 +151,6 @@ def _python(experiment: Experiment) -> str:
     if experiment.image.runtime != "none":
         return "by assumption the image"
     return experiment.launch.python or "this Python"
-
-
-def _gpus(count: int) -> str:
-    return f"{count} GPU{'' if count == 1 else 's'}"
 
 
 def gpus_here() -> int:

@@ -12,6 +12,7 @@ from typing import Any
 
 from megaboa.check.refusals import some, some_of
 from megaboa.config.models.resources import Resources
+from megaboa.formats import counted
 from megaboa.plan.plan import Plan, Run
 from megaboa.run.recovery import wall_seconds
 
@@ -65,11 +66,8 @@ def lines(
 
 
 def heading(plan: Plan) -> str:
-    count = len(plan.runs)
-    return (
-        f"experiment {plan.name}: {count} run{'s' if count > 1 else ''} on {plan.experiment.device}, "
-        f"in results/{plan.name}/"
-    )
+    count = counted(len(plan.runs), "run")
+    return f"experiment {plan.name}: {count} on {plan.experiment.device}, in results/{plan.name}/"
 
 
 def warnings(plan: Plan) -> list[str]:
@@ -175,16 +173,16 @@ def describe(found: Submission, device: str) -> list[str]:
     unit = "GPU" if device == "cuda" else "rank"
     trained = found.runs - found.jobs
     if not found.jobs:
-        return [f"training: nothing to submit, {_count(trained, 'run')} trained"]
-    rest = f" ({_count(trained, 'run')} trained already)" if trained else ""
-    size = f"{_count(found.nodes, 'node')} x {_count(found.ranks_per_node, unit)}"
-    size += f" and {_count(found.spares, 'spare')}" if found.spares else ""
+        return [f"training: nothing to submit, {counted(trained, 'run')} trained"]
+    rest = f" ({counted(trained, 'run')} trained already)" if trained else ""
+    size = f"{counted(found.nodes, 'node')} x {counted(found.ranks_per_node, unit)}"
+    size += f" and {counted(found.spares, 'spare')}" if found.spares else ""
     hours, wall = _hours(found.hours, unit), _span(found.wall_seconds, _duration)
     if found.jobs == 1:
         lines = [f"training: 1 job{rest}, {size}; at most {hours} for the job of {wall}"]
     else:
         which = "each" if found.alike else "the largest"
-        total = f"{_count(found.jobs, 'job')}{rest}, {which} {size}, {_count(found.ranks, unit)} in all"
+        total = f"{counted(found.jobs, 'job')}{rest}, {which} {size}, {counted(found.ranks, unit)} in all"
         lines = [f"training: {total}; at most {hours} for one job each of {wall}"]
     if found.links:
         part = "" if found.estimated == found.jobs else f" ({found.estimated:,} of {found.jobs:,} runs)"
@@ -213,10 +211,6 @@ def _expected_hours(run: Run) -> float:
 def _range(values: Iterable[float]) -> Range:
     values = list(values)
     return min(values), max(values)
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def _hours(hours: float, unit: str) -> str:

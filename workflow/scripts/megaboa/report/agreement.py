@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
+from megaboa.formats import counted
 from megaboa.records import TIMES_TWINS, AgreementCheck, AgreementSpec, Flip, ReportCheck, Tree
 from megaboa.report.runs import RunResult
 
@@ -114,7 +115,9 @@ def _judged(
         flipped_steps=len({one.step for one in moved}),
     )
     if check.parts_at is None:
-        return replace(check, state="PASS", verdict="equal", detail=f"equal to the last bit: {len(found)} steps")
+        return replace(
+            check, state="PASS", verdict="equal", detail=f"equal to the last bit: {counted(len(found), 'step')}"
+        )
     limits = limits_of(found["step"], agreement, reference, twins)
     wrong = _beyond(found, limits.after(agreement, before), agreement)
     if not wrong:
@@ -167,8 +170,7 @@ def limits_of(steps: pd.Series, agreement: AgreementSpec, reference: RunResult, 
         step=number,
         difference=TIMES_TWINS * np.fmax(spread["difference"], losses * LOSS_FLOOR).to_numpy(),
         grad_norm=None if spread["grad_norm"].isna().all() else TIMES_TWINS * np.fmax(spread["grad_norm"], NORM_FLOOR),
-        source=f"{len(twins)} twin{'s' if len(twins) > 1 else ''} that differed by up to "
-        f"{spread['difference'].max():.1e}",
+        source=f"{counted(len(twins), 'twin')} that differed by up to {spread['difference'].max():.1e}",
     )
 
 
@@ -219,7 +221,7 @@ def _small(check: AgreementCheck, found: pd.DataFrame, limits: Limits, before: n
     rest = f"the first difference is at step {check.parts_at}{where}; limits: {limits.source}"
     if not tied:
         return f"{parts}; {rest}"
-    steps = f"{check.flipped_steps} step{'s' if check.flipped_steps > 1 else ''}"
+    steps = counted(check.flipped_steps, "step")
     return f"{parts}; then {check.flip}; in all {check.flipped:,} choices fell so, in {steps}; {rest}"
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from megaboa.files import canonical
+from megaboa.formats import counted
 from megaboa.harmless import without_harmless
 from megaboa.metrics import label, named
 from megaboa.observe.numbers import WARMUP_STEPS
@@ -155,7 +156,7 @@ def _of_loss(
     check = replace(check, measured=one.middle, baseline=other.middle)
     if len(pairs) == len(ours) and all(curve.verdict in ("equal", "within rounding") for curve in curves):
         worst = max(curves, key=lambda curve: curve.max_difference or 0.0)
-        what = f"curves of {len(pairs)} run{'s' if len(pairs) > 1 else ''}: {worst.detail}"
+        what = f"curves of {counted(len(pairs), 'run')}: {worst.detail}"
         return replace(_with(check, ratio(one, other)), state="PASS", verdict="PASS", detail=what)
     both = [sample(check.quantity, [run for pair in pairs for run in pair[side : side + 1]]) for side in (0, 1)]
     if len(pairs) > 1 and all(both) and len(both[0].values) == len(both[1].values) == len(pairs):
@@ -197,7 +198,9 @@ def _judged(check: BaselineCheck, found: Ratio) -> BaselineCheck:
         state = "PASS" if well else "FAIL"
         return replace(check, state=state, verdict=state, detail=f"{said(found)}; at most {1 + check.limit:g} passes")
     wanted = needed(found, check.limit)
-    why = f"can't be told with {found.ours} and {found.theirs} runs: {said(found)}; {more(found, check.limit)}"
+    why = (
+        f"can't be told with {found.ours} and {counted(found.theirs, 'run')}: {said(found)}; {more(found, check.limit)}"
+    )
     return replace(check, verdict="can't be told", runs_needed=wanted.runs, detail=why)
 
 
@@ -207,7 +210,9 @@ def said(found: Ratio) -> str:
     if found.low is None:
         return f"{text}, of single runs"
     by = {
-        "runs": f"by {found.ours} and {found.theirs} runs" if found.theirs else f"by {found.ours} runs",
+        "runs": f"by {found.ours} and {counted(found.theirs, 'run')}"
+        if found.theirs
+        else f"by {counted(found.ours, 'run')}",
         "stated": f"if runs differ by {found.spread or 0:.1%}, as `spread` says",
         "blocks": "by blocks of steps within one run, which don't show how runs differ",
     }

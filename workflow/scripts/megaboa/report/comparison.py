@@ -12,6 +12,7 @@ from markupsafe import Markup
 
 from megaboa.errors import InputError
 from megaboa.files import read_json, write_text
+from megaboa.formats import counted
 from megaboa.metrics import label
 from megaboa.paths import ExperimentFolder
 from megaboa.records import AgreementCheck, AgreementSpec, BundleManifest, Checks, ReportSpec, read, write
@@ -138,7 +139,7 @@ def verdict_text(checks: Sequence[AgreementCheck]) -> str:
     """The verdict as text: `2 runs equal, 1 within rounding.`"""
     words = [check.verdict or "not compared" for check in checks]
     parts = [f"{words.count(word)} {word}" for word in dict.fromkeys(words)]
-    return f"Of {len(checks)} run{'s' if len(checks) > 1 else ''}: {', '.join(parts)}."
+    return f"Of {counted(len(checks), 'run')}: {', '.join(parts)}."
 
 
 def _figure(specs: Sequence[AgreementSpec], runs: list[RunResult], folder: Path) -> Markup | None:

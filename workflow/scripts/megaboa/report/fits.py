@@ -13,6 +13,7 @@ import pandas as pd
 
 from megaboa import metrics
 from megaboa.config.models.outputs import Figure
+from megaboa.formats import counted
 from megaboa.report.frames import PARAMS, TOKENS
 from megaboa.report.intervals import LEVEL, student
 
@@ -109,10 +110,8 @@ def scaling_law(params: Points, tokens: Points, loss: Points) -> Fit:
     for values, noun, remedy in ((params, "size", "parameters"), (tokens, "budget", "tokens")):
         count = len(np.unique(values))
         if count < FEWEST:
-            plural = "" if count == 1 else "s"
-            return Fit(
-                why=f"No law is fitted: these runs have {count} {noun}{plural} of {remedy}, and it takes {FEWEST}."
-            )
+            there = f"{counted(count, noun)} of {remedy}"
+            return Fit(why=f"No law is fitted: these runs have {there}, and it takes {FEWEST}.")
     problem = _Problem(params, tokens, loss)
     ones = np.ones(len(loss))
     found, costs = problem.solve(problem.starts(), ones)
@@ -234,8 +233,8 @@ def optimum(x: Points, y: Points, spec: Figure) -> Fit:
     x, y = x[known], y[known]
     values = np.unique(x)
     if len(values) < FEWEST:
-        plural = "" if len(values) == 1 else "s"
-        return Fit(why=f"No optimum is fitted: {name} has {len(values)} value{plural}, and it takes {FEWEST}.")
+        there = counted(len(values), "value")
+        return Fit(why=f"No optimum is fitted: {name} has {there}, and it takes {FEWEST}.")
     means = np.array([y[x == value].mean() for value in values])
     best = int(np.argmin(means) if less else np.argmax(means))
     if best in (0, len(values) - 1):

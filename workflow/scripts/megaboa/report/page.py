@@ -16,6 +16,7 @@ from markupsafe import Markup
 from megaboa import metrics
 from megaboa.config.models.outputs import Figure
 from megaboa.errors import InputError
+from megaboa.formats import counted
 from megaboa.records import AgreementSpec, BaselineSpec, Counts, ReportCheck, Tree
 from megaboa.report import figures, kinds, style
 from megaboa.report.checks import by_subject, counts, faults, verdict
@@ -132,7 +133,7 @@ def _printed(name: str, specs: Sequence[Figure], caption: str, note: str, runs: 
     axes = "" if spec is None else f"{metrics.label(spec.y)} by {metrics.label(spec.x)}"
     coloured = [f"{how}: {metrics.label(column)}" for how, column in _columns(spec) if column is not None]
     shown = f"{axes}; {', '.join(coloured)}." if coloured else f"{axes}."
-    count = f"{runs} run{'' if runs == 1 else 's'}"
+    count = counted(runs, "run")
     first = caption or f"{shown[:1].upper()}{shown[1:]}"
     return [first, note or f"It shows {count} that passed.", f"Data: {style.DATA}/{name}.tsv ({count} that passed)."]
 
@@ -240,6 +241,7 @@ def environment() -> jinja2.Environment:
         "loss": _loss,
         "duration": style.duration,
         "count": _count,
+        "counted": counted,
         "difference": _difference,
         "form": format,
         "label": metrics.label,

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from megaboa import conversion
 from megaboa.errors import InputError
+from megaboa.formats import counted
 from megaboa.launch import networks
 from megaboa.records import ConversionSpec, Image, LaunchSpec
 from megaboa.run import failures, gpus, site
@@ -91,7 +92,7 @@ def _need_gpus(ranks: int) -> None:
         return
     if found < ranks:
         raise InputError(
-            f"the layout has {ranks} ranks, and here are {found} GPUs: make it smaller "
+            f"the layout has {ranks} ranks, and this machine {counted(found, 'GPU')}: make it smaller "
             f"(`models.<name>.conversion` for a conversion), or call `snakemake --profile {cluster().profile}`"
         )
 

@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from megaboa.formats import counted
 from megaboa.records import BetweenNodes, NodeHealth, read, write
 from megaboa.run import gpu_watch
 from megaboa.run import gpus as driver
@@ -238,7 +239,7 @@ def check_gpus(gpus: int, memory_gib: float | None, result: Result) -> bool:
     result.measured["xids"] = xids if xids is None else [str(xid) for xid in xids]
     result.problems += driver.xid_problems(xids or [], found)
     if (count := driver.count(listed, chosen)) != gpus:
-        result.problems.append(f"{count} GPUs instead of {gpus}")
+        result.problems.append(f"{counted(count, 'GPU')} instead of {gpus}")
     return count == gpus
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from megaboa.data.pairs import require_same
 from megaboa.errors import InputError
+from megaboa.formats import counted
 from megaboa.image import image_file
 from megaboa.index_file import read_header
 from megaboa.paths import RunFolder
@@ -159,7 +160,7 @@ def check_documents(folder: RunFolder, split: str | None) -> None:
             is_split = split and corpus in (data.get("blend") or {})
             for name in empty_splits(split, dataset.documents) if is_split else ():
                 raise UnusableInputError(
-                    f"run {folder.name}: corpus {corpus!r} has {_counted(dataset.documents, 'document')}{which}, and "
+                    f"run {folder.name}: corpus {corpus!r} has {counted(dataset.documents, 'document')}{which}, and "
                     f"with {named} {split!r} none of them is left for {name}. Take more documents, a larger share, or "
                     f"a share of 0{'' if named == 'data.split' else ', by data.split'}."
                 )
@@ -185,14 +186,10 @@ def check_examples(folder: RunFolder, split: str | None) -> None:
         shared = split and corpus in (folder.run.data.get("blend") or {})
         for name in empty_splits(split, manifest.documents) if shared else ():
             raise UnusableInputError(
-                f"run {folder.name}: corpus {corpus!r} has {_counted(manifest.documents, 'example')}, and with "
+                f"run {folder.name}: corpus {corpus!r} has {counted(manifest.documents, 'example')}, and with "
                 f"data.split {split!r} none of them is left for {name}. Take more examples, a larger share, or a share "
                 f"of 0."
             )
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def empty_splits(split: str, documents: int) -> list[str]:

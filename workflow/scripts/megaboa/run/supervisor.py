@@ -17,6 +17,7 @@ from dataclasses import replace
 
 from megaboa import files
 from megaboa.causes import CAUSES
+from megaboa.formats import counted
 from megaboa.paths import RunFolder
 from megaboa.records import (
     AttemptStart,
@@ -246,7 +247,7 @@ def _record_start(
     )
     ledger.append(call.payload.ledger, start)
     where = f" on {len(site.nodes)} nodes" if len(site.nodes) > 1 else ""
-    call.say(f"attempt {number}, {start.world_size} rank(s){where}, from {beginning}")
+    call.say(f"attempt {number}, {counted(start.world_size, 'rank')}{where}, from {beginning}")
 
 
 def _stand_by(call: Call, target: AttemptFolder, command: Sequence[str], environment: Mapping[str, str]) -> None:

@@ -24,6 +24,7 @@ from typing import Any, NoReturn
 
 from megaboa import files, records, store
 from megaboa.check import halving
+from megaboa.formats import counted
 from megaboa.image.runtimes import NO_CONTAINER
 from megaboa.paths import ExperimentFolder, RunFolder
 from megaboa.records import InsideAsked, RankEnd, Setting, Trial, Tried, TuneSpec, Tuning, Worth, plain, write
@@ -50,7 +51,7 @@ def tune(folder: ExperimentFolder, spec: TuneSpec, say: Say) -> Tuning:
     with trials_here(runs[spec.own], spec) as here:
         ledger = _Ledger(here.place / "trials.jsonl", identities)
         if ledger.trials:
-            say(f"{len(ledger.trials)} trials were made before: {ledger.minutes:.1f} minutes of {spec.minutes:g}")
+            say(f"{counted(len(ledger.trials), 'trial')} made before: {ledger.minutes:.1f} minutes of {spec.minutes:g}")
         while batch := (verdict := halving.decide(names, ledger.trials, spec.tolerance, spec.confidence)).batch:
             if ledger.minutes >= spec.minutes:
                 break

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from megaboa.formats import counted
 from megaboa.observe.traces.conclusions import gain, milliseconds
 from megaboa.records import Analysis, Change, Comparison
 
@@ -90,7 +91,7 @@ def _summary(found: Comparison) -> list[str]:
     word = "slower" if change > 0 else "faster"
     lines = [
         f"A step takes {milliseconds(step.after)} instead of {milliseconds(step.before)}: "
-        f"{abs(change):.1%} {word} (n = {new} against {old} steps of {len(found.ranks)} rank(s))."
+        f"{abs(change):.1%} {word} (n = {new} against {old} steps of {counted(len(found.ranks), 'rank')})."
     ]
     lines += [f"Compare with care: {text}." for text in found.mismatches]
     changed = [row for row in found.rows if abs(row.delta) >= NOTICEABLE * step.after]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from megaboa.formats import counted
 from megaboa.records import Analysis, Opportunity, PartSpeeds, StepBudget
 
 MOST_LINES = 10
@@ -48,7 +49,7 @@ def summary(document: Analysis) -> list[str]:
     lines = lines[: MOST_LINES - len(shown) - (len(problems) > len(shown))]
     lines += [f"{finding.level}: {finding.where}: {finding.text}" for finding in shown]
     if len(problems) > len(shown):
-        lines.append(f"and {len(problems) - len(shown)} more findings")
+        lines.append(f"and {counted(len(problems) - len(shown), 'more finding')}")
     return lines
 
 
@@ -148,7 +149,7 @@ def _lost(row: StepBudget, kind: str) -> float | None:
 def _of(rows: Sequence[StepBudget]) -> str:
     steps, ranks = {row.step for row in rows}, {row.rank for row in rows}
     span = f"step {min(steps)}" if len(steps) == 1 else f"steps {min(steps)} to {max(steps)}"
-    return f"{span} of {len(ranks)} rank{'s' if len(ranks) > 1 else ''}, n = {len(rows)}"
+    return f"{span} of {counted(len(ranks), 'rank')}, n = {len(rows)}"
 
 
 def milliseconds(value: float, sign: bool = False) -> str:

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
+from megaboa.formats import counted
 from megaboa.scheduler.answers import Choice, Table, UnreachableError, site_line
 from megaboa.scheduler.slurm import queries
 
@@ -48,7 +49,7 @@ class Partition:
 
     def __str__(self) -> str:
         of = f" of {' or '.join(self.gpus)}" if self.gpus else " without GPUs"
-        parts = [f"{self.nodes} node{'' if self.nodes == 1 else 's'}{of}", f"at most {self.limit}"]
+        parts = [f"{counted(self.nodes, 'node')}{of}", f"at most {self.limit}"]
         parts += [f"only with QOS {' or '.join(sorted(self.qos))}"] if self.qos else []
         parts += [f"limits of QOS {self.limited_by}"] if self.limited_by else []
         parts += [f"{self.state}: {'its jobs wait' if self.takes_jobs else 'it takes no jobs'}"] * (self.state != "up")
