@@ -60,7 +60,7 @@ def test_a_card_says_what_a_corpus_is(tmp_path):
     expected = "one|30|12,000|3.46|2 blank, 3 unusable|gigatoken 0.10.0|200 documents|␣the ⏎⇥ &lt;b&gt;"
     assert expected in rows(html)
     assert "two: q|30|12,000|3.46|2 blank, 3 unusable|gigatoken 0.10.0|–|␣the ⏎⇥ &lt;b&gt;" in rows(html)
-    assert re.search(r'id="figure-lengths"', html)
+    assert re.search(r'id="figure-lengths"', html) and "given as tokens" not in html
     assert (tmp_path / "report" / "lengths.png").exists()
 
 
@@ -70,9 +70,10 @@ def test_a_card_of_tokens_that_no_tokenizer_reads_has_their_numbers(tmp_path):
     dataset = made.dataset(
         documents=3, tokens=8, bytes_per_token=None, lengths=[1, 1, 1] + [0] * 37, frequent=[[5, 5], [7, 1]]
     )
-    write(results / "data" / "old.json", made.corpus(dataset, name="old", encoders=()))
+    write(results / "data" / "old.json", made.corpus(dataset, name="old", encoders=(), is_given=True))
     html = page([], tmp_path / "report", agreements=[], corpora=load_corpora(results))
     assert "old|3|8|–|none|–|–|5 7" in rows(html)
+    assert "<p>old: given as tokens. A dash stands for what only their text would show" in html
 
 
 def test_without_corpora_there_is_no_card(tmp_path):

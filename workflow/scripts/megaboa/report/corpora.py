@@ -37,6 +37,7 @@ class CorpusCard:
     dropped: str
     encoder: str
     verified: str
+    is_given: bool = False  # as tokens, of whose text nothing is known
     samples: tuple[str, ...] = ()  # records dropped by the user's filter
 
 
@@ -62,6 +63,7 @@ def _cards(folder: CorpusFolder) -> list[CorpusCard]:
             samples=_samples(corpus.filtered) if corpus.filtered and number == 0 else (),
             encoder=", ".join(corpus.encoders) or "–",
             verified=f"{verification.compared:,} documents" if verification and not corpus.is_given else "–",
+            is_given=corpus.is_given,
         )
         for number, dataset in enumerate(corpus.datasets)
     ]
