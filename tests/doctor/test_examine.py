@@ -23,6 +23,7 @@ from megaboa.records import (
     PreflightInImage,
     ReportSpec,
     Summary,
+    TrainStart,
     line,
     write,
 )
@@ -239,7 +240,25 @@ def test_the_step_with_the_nan_is_the_one_after_the_last_that_was_recorded(resul
     for number, (cause, step) in enumerate((("nan", 8), ("loss_spike", 7)), start=1):
         ended = {"detail": "x", "cause": cause, "action": "stop", "first_step": 1, "last_step": 7}
         ledger.append(store.ledger, AttemptEnd(attempt=number, outcome="failed", **ended))
-        assert f"read in step {step}" in examine.experiment(results)
+        lines = examine.experiment(results)
+        assert f"read in step {step}" in lines
+        assert any(line.startswith("waiting: ") and f"(attempt {number}, step {step}; cause" in line for line in lines)
+    assert [line.split(":")[0] for line in examine.failures(results, ["waiting"])] == [
+        "waiting, attempt 1, step 8",
+        "waiting, attempt 2, step 7",
+    ]
+
+
+def test_a_nan_in_the_first_step_of_an_attempt_is_located_too(results, monkeypatch):
+    monkeypatch.setattr(examine, "_read_in", lambda folder, step: [f"read in step {step}"])
+    store = attempts_of(results, "waiting", RUN)
+    ended = {"detail": "x", "cause": "nan", "action": "stop"}
+    for number, begun in ((1, 0), (2, 40)):
+        write_text(store.attempt(number).steps, line(TrainStart(step=begun)) + "\n")
+        ledger.append(store.ledger, AttemptEnd(attempt=number, outcome="failed", **ended))
+        lines = examine.experiment(results)
+        assert f"read in step {begun + 1}" in lines
+        assert any(line.startswith(f"waiting: nan (attempt {number}, step {begun + 1}; cause") for line in lines)
 
 
 def test_where_in_the_recipe_a_rank_failed(results, tmp_path):

@@ -69,7 +69,7 @@ def test_every_run_stands_where_it_is(experiment):
         WORKING: "NOT_RUN",
         WAITING: "NOT_RUN",
     }
-    assert missing[FAILED].why == "failed, step 3/8: nan (attempt 1, rank 0; cause: nan)"
+    assert missing[FAILED].why == "failed, step 3/8: nan (attempt 1, step 4, rank 0; cause: nan)"
     assert missing[WAITING].why == "has not begun"
     assert runs[WORKING].summary["steps"] == len(runs[WORKING].steps) == 5
     assert runs[TRAINED].summary["steps"] == 8 and not (experiment.results / "runs" / TRAINED / "metrics").exists()
@@ -152,7 +152,7 @@ def test_where_nothing_is_missing_the_report_itself_is_named(experiment, svg_alo
 def test_a_call_that_failed_names_its_runs_and_what_can_be_had(experiment):
     said = status.failed("tiny", status.missing(experiment.results))
     assert said[0].startswith("1 run failed, and report and bundle need every run")
-    assert said[1] == "  failed: failed, step 3/8: nan (attempt 1, rank 0; cause: nan)"
+    assert said[1] == "  failed: failed, step 3/8: nan (attempt 1, step 4, rank 0; cause: nan)"
     assert "megaboa interim tiny" in said[-1] and "sweep" in said[-1] and len(said) == 3
     assert status.failed("tiny", [one for one in status.missing(experiment.results) if one.run != FAILED]) == []
 

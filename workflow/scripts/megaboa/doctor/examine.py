@@ -30,6 +30,7 @@ from megaboa.records import (
     RunsSpec,
     Step,
     Summary,
+    TrainStart,
     read,
     read_if_there,
     read_ledger,
@@ -72,7 +73,8 @@ def _failed_attempts(folder: RunFolder) -> list[str]:
     for end in ends:
         found = _trouble(store, end)
         said = f": {found.evidence[0]}" if found.evidence else ""
-        lines.append(f"{folder.name}, attempt {end.attempt}: {found.name.replace('_', ' ')}{said}. {_done(end)}")
+        name = found.name.replace("_", " ")
+        lines.append(f"{folder.name}, {_which(store, end)}: {name}{said}. {_done(end)}")
     return lines
 
 
@@ -208,22 +210,35 @@ def _of_failure(folder: RunFolder, store: RunStore, end: AttemptEnd, facts: Fact
     )
     rank = "" if end.rank is None else f", rank {end.rank}"
     return [
-        f"{folder.name}: {found.name.replace('_', ' ')} (attempt {end.attempt}{rank}; cause: {end.cause})",
+        f"{folder.name}: {found.name.replace('_', ' ')} ({_which(store, end)}{rank}; cause: {end.cause})",
         *(f"  | {line}" for line in found.evidence),
         *_lines_of_the_recipe(folder, attempt, end.rank),
         *(f"  | {line}" for line in passed.gpu_findings(use_of({end.attempt: attempt})) if not line.startswith(" ")),
-        *_read_when_it_failed(folder, end),
+        *_read_when_it_failed(folder, _failed_step(store, end)),
         f"  logs: {attempt.path}",
         f"  done: {_done(end)}",
         *(f"  try: {line}" for line in troubles.advice(found.name, case)),
     ]
 
 
-def _read_when_it_failed(folder: RunFolder, end: AttemptEnd) -> list[str]:
-    """The data of the step that failed. A step with a NaN ends its rank before it is recorded."""
-    if end.last_step is None or end.cause not in ("loss_spike", "nan"):
-        return []
-    return _read_in(folder, end.last_step + (end.cause == "nan"))
+def _failed_step(store: RunStore, end: AttemptEnd) -> int | None:
+    """The step whose loss ended the attempt. One with a NaN ends its rank before it is recorded, even the first."""
+    if end.cause == "loss_spike":
+        return end.last_step
+    if end.cause != "nan":
+        return None
+    begun = (event.step for event in read_steps(store.attempt(end.attempt).steps) if isinstance(event, TrainStart))
+    done = next(begun, None) if end.last_step is None else end.last_step
+    return None if done is None else done + 1
+
+
+def _which(store: RunStore, end: AttemptEnd) -> str:
+    step = _failed_step(store, end)
+    return f"attempt {end.attempt}" + ("" if step is None else f", step {step}")
+
+
+def _read_when_it_failed(folder: RunFolder, step: int | None) -> list[str]:
+    return [] if step is None else _read_in(folder, step)
 
 
 def _lines_of_the_recipe(folder: RunFolder, attempt: AttemptFolder, rank: int | None) -> list[str]:
