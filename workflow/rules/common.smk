@@ -6,6 +6,7 @@ from snakemake_interface_executor_plugins.settings import ExecMode
 from megaboa.calls import beginning, configuration, defaults, dry_run
 from megaboa.calls import ending, job_commands, lock, plan_files
 from megaboa.config import command_line, load, nested
+from megaboa.errors import one_sentence
 from megaboa.plan import device, make_plan, restarts
 from megaboa.plan.rule_inputs import Inputs, Planned
 from megaboa.plan.resources import JobResources
@@ -17,7 +18,8 @@ beginning.prepare_process(workflow.output_settings.dryrun)
 if SUBMITS:
     defaults.use_this_machine(workflow.resource_settings, workflow.global_resources)
 JobScheduler.exit_gracefully = beginning.in_a_thread(JobScheduler.exit_gracefully)
-with beginning.refusals_told():
+# To an exception Snakemake would add a file and a line of this code, as if it were to blame.
+with one_sentence():
     CONFIG_FILES, GIVEN = configuration.files_and_values(workflow, config)
     GIVEN, RESTART = restarts.split(GIVEN)
     LOADED = load(CONFIG_FILES, command_line(GIVEN), os.environ, contents=SUBMITS)
@@ -44,7 +46,7 @@ PREVIEW = {}  # in a dry run: the files that a call would change, and where they
 
 if SUBMITS:  # jobs read these files and never write them
     LOOKS = configuration.looks_only(workflow.output_settings.dryrun, sys.argv)
-    with beginning.refusals_told():
+    with one_sentence():
         MINE = lock.claim_experiment(RESULTS)
         PREVIEW, CALL_CONFIG = plan_files.write_plan(
             PLAN, SHARED, CONFIG_FILES, LOOKS, MINE, COMMAND, RESTARTED

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import _thread
-import contextlib
 import functools
 import gc
 import os
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
 from megaboa.calls import say
 from megaboa.calls.lock import require_claim
-from megaboa.config import ConfigError, LoadedExperiment
-from megaboa.errors import InputError, forbidden
+from megaboa.config import LoadedExperiment
 from megaboa.plan import Plan, device, restarts, screen
 from megaboa.plan.screen import describe, submission
 from megaboa.run import bad_nodes
@@ -24,18 +22,6 @@ from megaboa.scheduler.ranks import FORKED
 from megaboa.scheduler.registry import cluster
 
 MAKE_INPUTS = {"get_model", "import_model", "train_tokenizer", "merge_corpus"}  # their results are in a run's identity
-
-
-@contextlib.contextmanager
-def refusals_told() -> Iterator[None]:
-    """End the call with the sentence of a mistake, or with a file that this user may not use. To an exception Snakemake
-    would add a file and a line of this code, as if it were to blame."""
-    try:
-        yield
-    except (ConfigError, InputError, restarts.UnfinishedWorkError) as error:
-        sys.exit(str(error))
-    except PermissionError as error:
-        sys.exit(forbidden(error))
 
 
 def prepare_process(dry_run: bool) -> None:

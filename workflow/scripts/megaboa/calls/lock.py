@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import IO
 
 from megaboa.calls import say
-from megaboa.errors import InputError
 from megaboa.store import try_lock
 
 _held: list[IO[str]] = []  # kept open for the life of this process, because they hold locks
@@ -24,11 +23,7 @@ def claim_experiment(results: str | Path) -> bool:
     path = Path(results) / ".lock"
     path.parent.mkdir(parents=True, exist_ok=True)
     stream = path.open("a+")
-    try:
-        mine = try_lock(stream)
-    except InputError as error:
-        sys.exit(str(error))
-    if not mine:
+    if not try_lock(stream):
         stream.seek(0)
         _holder.append(f"{results} is being worked on by {stream.read().strip()}")
         say(f"{_holder[0]}: its files are left as they are")

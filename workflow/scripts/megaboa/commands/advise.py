@@ -8,7 +8,7 @@ import sys
 
 from megaboa import commands, peaks
 from megaboa.check import adviser, calibration
-from megaboa.config import ConfigError, load
+from megaboa.config import load
 from megaboa.config.problems import nearest
 from megaboa.formats import counted
 from megaboa.plan.run_facts import alone
@@ -27,7 +27,7 @@ def main(words: list[str]) -> int:
     try:
         facts = alone(load(arguments.experiment).experiment, arguments.model)
         known = calibration.of(arguments.gpu or facts.cluster.gpu)
-    except (ConfigError, LookupError) as error:
+    except LookupError as error:
         print(error, file=sys.stderr)
         return 1
     cluster = facts.cluster

@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from megaboa import commands
-from megaboa.config import ConfigError, load
+from megaboa.config import load
 from megaboa.config.yaml_file import scalar
 from megaboa.errors import InputError
 from megaboa.files import digest, write_text
@@ -42,12 +42,8 @@ def main(words: list[str]) -> int:
     if args.key.split(".")[0] in ("experiment", "report", "sweep"):
         parser.error(f"--key {args.key}: is not what runs are trained with, as image.path and training.precision are")
     limits = {name: getattr(args, name) for name in LIMITS if getattr(args, name) is not None}
-    try:
-        base = load(args.experiment)
-        walk = Walk(args.experiment, str(base.experiment.experiment), args.key, args.values, limits, further)
-        return walk.run()
-    except (ConfigError, InputError) as error:
-        sys.exit(str(error))
+    base = load(args.experiment)
+    return Walk(args.experiment, str(base.experiment.experiment), args.key, args.values, limits, further).run()
 
 
 @dataclass

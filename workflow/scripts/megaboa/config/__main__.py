@@ -6,10 +6,9 @@
 import os
 import sys
 
-from megaboa.config import ConfigError, load
+from megaboa.config import load
+from megaboa.errors import one_sentence
 
 if __name__ == "__main__":
-    try:
+    with one_sentence():
         load(sys.argv[1:], variables=os.environ)
-    except ConfigError as error:
-        sys.exit(str(error))

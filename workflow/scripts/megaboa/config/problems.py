@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from megaboa.errors import InputError
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -22,7 +24,7 @@ class Problem:
         return ": ".join(part for part in (place, self.key, self.message) if part)
 
 
-class ConfigError(Exception):
+class ConfigError(InputError):
     """Every problem of a configuration; its text is the complete message for the user."""
 
     def __init__(self, problems: Iterable[Problem]):

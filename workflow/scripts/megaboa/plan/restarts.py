@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from megaboa.config.problems import choose
+from megaboa.errors import InputError
 from megaboa.plan.plan import Plan
 from megaboa.records import Tree
 from megaboa.run import unfinished
@@ -16,8 +17,8 @@ KEY = "restart"
 SHOWN = 5
 
 
-class UnfinishedWorkError(Exception):
-    """The message is what the user reads."""
+class UnfinishedWorkError(InputError):
+    """A run would begin again beside unfinished work of its own."""
 
 
 def split(given: Mapping[str, Any]) -> tuple[Tree, list[str]]:
