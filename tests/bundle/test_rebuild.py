@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from megaboa.__main__ import main
 from megaboa.bundle.archive import pack
 from megaboa.bundle.crate import METADATA, metadata
 from megaboa.bundle.rebuild import MARKER, WITHOUT_TIMES, claim, compare, opened, other_packages
@@ -80,6 +81,49 @@ def test_code_of_a_bundle_is_announced_and_sees_no_secrets(tmp_path, monkeypatch
         reproduce(bundle, tmp_path / "out", figures_only=True)
     said = capfd.readouterr()
     assert said.out.startswith(f"code of {bundle} runs now as you") and said.err == "HARMLESS\n"
+
+
+DRAW = b"""
+import pathlib
+data = pathlib.Path("results/tiny/report/data")
+data.mkdir(parents=True)
+(data / "same.tsv").write_text("x")
+(data / "other.tsv").write_text("y")
+"""
+
+
+def test_it_says_which_files_are_equal_what_is_not_repeated_and_how_many(tmp_path, capfd):
+    drawn = {f"results/tiny/report/data/{name}.tsv": b"x" for name in ("same", "other", "gone")}
+    on_gpus = canonical(plain(replace(MANIFEST, device=("cuda",)))).encode()
+    script = {"workflow/scripts/megaboa/__main__.py": DRAW, "bundle.json": on_gpus}
+    bundle = bundle_of(tmp_path / "x.zip", {**drawn, **script})
+    with pytest.raises(SystemExit) as ended:
+        main(["reproduce", str(bundle), "--into", str(tmp_path / "out")])
+    first, *lines = capfd.readouterr().out.splitlines()
+    assert first.startswith(f"code of {bundle} runs now as you") and first.endswith(f"in {tmp_path}/out")
+    assert [line.split() for line in lines[:4]] == [
+        ["figures", "from", "the", "bundle's", "metrics:"],
+        ["missing", "results/tiny/report/data/gone.tsv"],
+        ["different", "results/tiny/report/data/other.tsv"],
+        ["equal", "results/tiny/report/data/same.tsv"],
+    ]
+    assert lines[4].startswith("runs: not repeated, as they need GPUs: `snakemake --profile slurm` in a clone")
+    assert lines[5:] == ["1 of 3 files are equal, 0 of them but for measured times"] and ended.value.code == 1
+
+
+def test_inputs_that_the_bundle_lacks_are_named_before_anything_is_trained(tmp_path, capfd):
+    (tmp_path / "there.txt").write_text("text")
+    needed = tuple({"for": "corpora.text", "path": str(tmp_path / name)} for name in ("there.txt", "lost.txt"))
+    script = {"workflow/scripts/megaboa/__main__.py": DRAW, "results/tiny/report/data/same.tsv": b"x"}
+    script["bundle.json"] = canonical(plain(replace(MANIFEST, needed=needed))).encode()
+    bundle = bundle_of(tmp_path / "x.zip", script)
+    with pytest.raises(SystemExit, match=r"^error: the experiment did not run to its end; its results so far are in "):
+        main(["reproduce", str(bundle), "--into", str(tmp_path / "out")])
+    there, lost = tmp_path / "there.txt", tmp_path / "lost.txt"
+    assert capfd.readouterr().out.splitlines()[-2:] == [
+        f"read from outside the bundle: {there} (corpora.text)",
+        f"needed, not in the bundle, and not at {lost}: {lost} (corpora.text)",
+    ]
 
 
 def test_packages_of_other_versions_are_named():

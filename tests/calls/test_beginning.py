@@ -72,7 +72,7 @@ def test_gpus_are_needed_where_ranks_start(tmp_path, no_gpu, monkeypatch):
 
 
 SIGTERM_WHILE_IT_SELECTS_JOBS = """
-import faulthandler, os, signal, sys, threading, time
+import _thread, faulthandler, os, signal, sys, threading, time
 from snakemake.scheduling.job_scheduler import JobScheduler
 from megaboa.calls.beginning import in_a_thread
 faulthandler.dump_traceback_later(300, exit=True)
@@ -84,6 +84,8 @@ with scheduler._lock:  # as in schedule(), in _proceed() and in job_selector()
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(0)
 scheduler._open_jobs.acquire()
+while _thread._count() > 1:  # faulthandler's is not counted
+    time.sleep(0.01)
 print(scheduler._user_kill)
 """
 
@@ -91,3 +93,5 @@ print(scheduler._user_kill)
 def test_sigterm_while_snakemake_selects_jobs_does_not_make_it_wait_for_itself():
     done = subprocess.run([sys.executable, "-c", SIGTERM_WHILE_IT_SELECTS_JOBS], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "graceful\n"), done.stderr
+    last = "running jobs continue until they end; `megaboa stop EXPERIMENT` lets its runs save and stop"
+    assert done.stderr.splitlines()[-1] == last

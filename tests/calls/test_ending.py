@@ -3,9 +3,12 @@
 from types import SimpleNamespace
 
 import pytest
+from fake_runs import START, FakeExperiment, end_event, start_event, step_event, write_attempt
 
+from megaboa.calls import ending
 from megaboa.calls.ending import conclude, concluding
-from megaboa.files import write_json
+from megaboa.config.models.resources import Launch
+from megaboa.files import write_json, write_text
 
 
 def judged(results, *failed, state="PASS", **more):
@@ -93,3 +96,54 @@ def test_a_modules_hooks_go_before_those_of_the_workflow_around_it(tmp_path):
     assert calls == ["module", "the log"]
     workflow._onerror("an error's log")
     assert calls[2:] == ["failed", "an error's log"]
+
+
+@pytest.fixture
+def ended(tmp_path, monkeypatch):
+    """An experiment with a failed run, two that were stopped, and a failed job; and what is said at the very end."""
+    experiment, last = FakeExperiment(tmp_path), []
+    monkeypatch.setattr(ending.atexit, "register", lambda say, text: last.append(text))
+    failed = {"outcome": "failed", "cause": "crash", "action": "stop", "detail": "KeyError: 'tokens'"}
+    stopped = {"outcome": "interrupted", "cause": "cancelled", "action": "stop", "detail": "SIGINT"}
+    for name, end in (("bad", failed), ("mine", stopped), ("theirs", stopped)):
+        store = experiment.plan_run(name)
+        write_json(experiment.results / "runs" / name / "launch.json", {"start": Launch().model_dump(mode="json")})
+        write_attempt(store, 1, [step_event(step, START + step) for step in (1, 2, 3)])
+        experiment.begin(name, store, [start_event(1), end_event(1, 0, **end)])
+    write_json(experiment.results / "specs" / "corpora" / "text.json", {})
+    log = experiment.results / "logs" / "data" / "text" / "sources.log"
+    write_text(log, "error: corpora.text.source: /data/a.txt: there is no such file: check the path\n")
+    return experiment.results, last
+
+
+def test_a_call_names_failed_runs_and_jobs_and_last_the_stopped_runs_that_it_trains(ended, capsys):
+    results, last = ended
+    ending.print_failures(results, {"bad", "mine"})
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "1 run failed, and report and bundle need every run of the plan:"
+    assert lines[1].startswith("  bad: failed, step 3/30: unknown (attempt 1; cause: crash)")
+    assert "`megaboa doctor tiny` says what to try" in lines[2] and not any("theirs" in line for line in lines)
+    assert lines[3:5] == [
+        "data/text/sources: failed",
+        "  | error: corpora.text.source: /data/a.txt: there is no such file: check the path",
+    ]
+    assert last == ["mine stopped at step 3 of 30, nothing was saved; the same call starts it again from step 0"]
+
+
+def test_failures_of_many_jobs_are_cut_short(ended, capsys):
+    results, _ = ended
+    for number in range(20):
+        write_json(results / "specs" / "models" / f"m{number}.json", {})
+        write_text(
+            results / "logs" / "models" / f"m{number}.source.log", f"error: models.m{number}.hf: no such folder\n"
+        )
+    ending.print_failures(results, ())
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 3 + ending.MOST_LINES + 1 and lines[-1] == "`megaboa doctor tiny` says the rest"
+
+
+def test_a_call_that_another_one_kept_from_working_says_nothing_of_its_failures(ended, monkeypatch, capsys):
+    results, last = ended
+    monkeypatch.setattr(ending.lock, "is_elsewhere", lambda: True)
+    ending.print_failures(results, {"mine"})
+    assert capsys.readouterr().err == "" and last == []
