@@ -153,7 +153,7 @@ def test_a_stage_that_is_at_work_has_not_failed(results):
     path = log(results, "models/llama.import", "Loading from meta-llama/Llama-3.1-8B: 12%\nINFO: no error: so far\n")
     with worked_on(results):
         assert failed_stages.failed(results) == []
-    assert failed_stages.failed(results) == [f"models/llama.import: {SILENT}", f"  logs: {path}"]
+    assert failed_stages.failed(results) == [f"models/llama.import: {SILENT.format('import.json')}", f"  logs: {path}"]
 
 
 def test_a_shard_that_is_not_merged_has_not_failed(results):
@@ -161,7 +161,10 @@ def test_a_shard_that_is_not_merged_has_not_failed(results):
     assert failed_stages.failed(results) == []
 
 
-SILENT = "ended without an error message: it was killed, or SLURM ended it (its own log: logs/slurm)"
+SILENT = (
+    "its log has no error, and {} is missing: it was killed, SLURM ended it (its own log: logs/slurm), or the file was "
+    "removed; the same call makes it again"
+)
 PROOF = """\
 PASS files: 9 of 9 are as they were written
 FAIL tensors: 20 of 21 tensors have their name, shape and type; missing: lm_head.weight
@@ -208,7 +211,8 @@ def test_what_is_made_of_a_run_is_told_when_it_has_begun(trained, name, needs):
         f"  logs: {path}",
     ]
     path.write_text("all is well so far\n")
-    assert failed_stages.failed(trained) == [f"{name}: {SILENT}", f"  logs: {path}"]
+    [manifest] = [job.manifest.name for job in failed_stages.jobs(trained) if job.log == path]
+    assert failed_stages.failed(trained) == [f"{name}: {SILENT.format(manifest)}", f"  logs: {path}"]
 
 
 def test_a_log_that_is_older_than_what_the_job_needs_is_of_an_earlier_one(trained):
