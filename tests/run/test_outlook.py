@@ -6,7 +6,7 @@ import pytest
 from megaboa import files
 from megaboa.paths import RunFolder
 from megaboa.records import AttemptEnd, AttemptStart, RankEnd, write
-from megaboa.run import ledger
+from megaboa.run import claims, ledger
 from megaboa.run.checkpoints import MARKER
 from megaboa.run.identity import identity_of, store_of
 from megaboa.run.outlook import outlook
@@ -55,6 +55,18 @@ def test_an_interrupted_run_resumes_whether_a_restart_is_asked_for_or_not(run):
     assert outlook(run()) == "resumes at step 53 of 60"
     kept = "resumes at step 53 of 60 (restart drops nothing, since no setting has changed)"
     assert outlook(run(), restarts=True) == kept
+
+
+def test_a_process_that_a_killed_call_has_left_is_named(run):
+    trained_to(run(), 20, 53)
+    store = RunStore.of(run().attempts_link)
+    me = claims.myself(None)
+    with claims.held(store.claims, me):
+        said = f"is being trained by process {me.pid} on host {me.host}: a call waits for its end, and"
+        assert outlook(run()) == f"{said} `megaboa stop my/a` lets it save and end"
+        still = f"; process {me.pid} on host {me.host} still trains it as it was"
+        assert outlook(run(lr=2e-3)).endswith(f"(continue_from: itself would continue from step 53){still}")
+    assert outlook(run()) == "resumes at step 53 of 60"
 
 
 def test_a_run_without_a_checkpoint_starts_again(run):

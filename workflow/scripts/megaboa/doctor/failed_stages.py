@@ -131,8 +131,8 @@ def told(job: Job, over: bool = False) -> list[str]:
         return [f"{job.name}: refused", *(f"  | {line}" for line in refused), f"  logs: {job.log}"]
     if not (said := list(ENDED.finditer(text))):
         without = (
-            f"{job.name}: its log has no error, and {job.manifest.name} is missing: it was killed, {cluster().name} ended "
-            f"it (its own log: logs/{cluster().profile}), or the file was removed; the same call makes it again"
+            f"{job.name}: its log has no error, and {job.manifest.name} is missing: it was killed, {cluster().name} "
+            f"ended it (its own log: logs/{cluster().profile}), or the file was removed; the same call makes it again"
         )
         return [without, f"  logs: {job.log}"] if over and not job.part else []
     cause = classify(Ended(0, 1), {None: text}, 0).cause

@@ -109,6 +109,12 @@ def is_held(folder: Path) -> bool | None:
     return False if path is None or _released(path).exists() else _judge_file(path, None)[0].alive
 
 
+def trainer(folder: Path) -> str | None:
+    """The live process outside of any job that holds the run, in words. No scheduler is asked about jobs."""
+    found = holder(folder)
+    return describe(found) if found and found.job is None and is_held(folder) else None
+
+
 def is_of_other_cluster(holder: Holder) -> bool:
     """Whether the holder's job belongs to another cluster; the same number here may be a different job."""
     return holder.job is not None and holder.cluster not in (None, _own_cluster())

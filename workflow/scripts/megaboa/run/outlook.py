@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from megaboa.paths import RunFolder
 from megaboa.records import Identity, read
-from megaboa.run import checkpoints, completion, progress
+from megaboa.run import checkpoints, claims, completion, progress
 from megaboa.run.identity import stored
 from megaboa.run.unfinished import differences, present
 from megaboa.store_paths import RunStore
@@ -23,6 +23,10 @@ def outlook(folder: RunFolder, restarts: bool = False) -> str | None:
         return None
     now = present(folder)
     mine = [store for store, identity in stored(folder) if now.is_of(identity)]
+    for store in mine:
+        if who := claims.trainer(store.claims):
+            stop = f"`megaboa stop {folder.experiment}/{folder.name}` lets it save and end"
+            return f"is being trained by {who}: a call waits for its end, and {stop}"
     if mine:
         return _of_present(max(mine, key=lambda store: checkpoints.latest(store.checkpoints)), folder, restarts)
     before = RunStore.of(folder.attempts_link)
@@ -39,7 +43,8 @@ def outlook(folder: RunFolder, restarts: bool = False) -> str | None:
         rest = f" (its {saved} steps stay in {before.path})" if saved else ""
     else:
         rest = f" (continue_from: itself would continue from step {saved})" if saved else ""
-    return f"trains again from {folder.start}: {', '.join(changed[:SHOWN])}{more}{rest}"
+    still = f"; {who} still trains it as it was" if (who := claims.trainer(before.claims)) else ""
+    return f"trains again from {folder.start}: {', '.join(changed[:SHOWN])}{more}{rest}{still}"
 
 
 def _of_present(store: RunStore, folder: RunFolder, restarts: bool) -> str | None:
