@@ -57,7 +57,7 @@ def test_a_profiler_of_the_users_own_sees_the_steps_that_were_asked_for(workspac
     assert [calls for (_, _, name), (calls, *_) in seen.items() if name == "on_training_step_start"] == [5]
     analysis = workspace.json("traced", "runs", "own", "analysis.json")
     assert "kept" in {finding["code"] for finding in analysis["findings"]}
-    assert analysis["summary"][0].endswith(" keeps 1 file of profilers/cprofile.py, for snakeviz to read.")
+    assert analysis["summary"][0].endswith(" keeps 1 file of profilers/cprofile.py, for its own viewer to read.")
     assert analysis["perturbation"]["captured_n"] == 3 and not analysis["captures"]
 
 

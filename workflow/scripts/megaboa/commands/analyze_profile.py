@@ -71,7 +71,7 @@ def kept(trace: Trace) -> str:
     """What is said of captures that aren't read here."""
     if trace.tool in ANALYSED:
         return ""
-    viewer = VIEWERS.get(trace.tool, "what wrote them")
+    viewer = VIEWERS.get(trace.tool, "its own viewer")
     return f"{trace.path} keeps {counted(len(trace.traces), 'file')} of {trace.tool}, for {viewer} to read."
 
 
