@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import random
 import re
 
@@ -204,6 +205,19 @@ def test_existing_tokens_that_change_are_noticed_and_the_same_ones_are_trained_o
     planned = workspace.planned("--configfile", config)
     assert (planned["list_sources"], planned["merge_corpus"], planned["train"]) == (1, 1, 1)
     path.write_bytes(before)
+
+
+def test_texts_that_an_older_file_replaces_are_noticed(done):
+    workspace, config, *_ = done
+    path = workspace.path / "sums.jsonl"
+    before, times = path.read_bytes(), path.stat()
+    path.write_bytes(before[: before.rindex(b"\n", 0, -1) + 1])
+    os.utime(path, (1e9, 1e9))
+    planned = workspace.planned("--configfile", config)
+    assert (planned["list_sources"], planned["merge_corpus"]) == (2, 2)
+    path.write_bytes(before)
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert workspace.planned("--configfile", config) == {}
 
 
 def test_existing_tokens_beyond_the_models_vocabulary_make_no_index(done):

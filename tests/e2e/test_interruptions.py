@@ -10,6 +10,7 @@ import pytest
 from clone import command_line, curve_of, edit, kill_group, parent, planned_in, processes
 
 from megaboa.files import read_jsonl
+from megaboa.run import checkpoints
 
 pytestmark = pytest.mark.slow
 
@@ -171,6 +172,7 @@ def test_ctrl_c_ends_the_ranks_and_closes_the_ledger(workspace, quiet):
     assert end["outcome"] == "interrupted" and end["iteration"] == end["last_step"] >= KILLED_AT, (
         "saved before it ended"
     )
+    assert checkpoints.has_digests(workspace.store("ctrlc", "dp2") / "checkpoints", end["iteration"])
     edit(config, "weight_decay: 0.1", "weight_decay: 0.2")
     output = workspace.snakemake("-n", "pretrain", "--configfile", config, code=1)
     assert "run dp2 would start at step 0" in output and "optimizer.weight_decay: 0.1 → 0.2" in output

@@ -1,6 +1,7 @@
 """What runs again when something changes, and what doesn't."""
 
 import re
+import shutil
 
 import pytest
 from clone import edit, planned_in
@@ -67,6 +68,7 @@ def test_a_lost_metrics_file_is_made_again_without_training(done):
 def test_another_learning_rate_under_the_same_name_trains_that_run_alone_and_anew(done):
     workspace, config = done
     before, curve = trained(workspace), workspace.steps("reruns", "fast")
+    shutil.copytree(workspace.results("reruns"), workspace.path / "backup", symlinks=True)
     edit(config, "2.0e-3", "4.0e-3")
     planned = workspace.planned("--configfile", config)
     assert planned == {"preflight": 1, "train": 1, "summarize": 1, "report": 1}
@@ -86,6 +88,18 @@ def test_another_learning_rate_under_the_same_name_trains_that_run_alone_and_ane
     again = workspace.steps("reruns", "fast")
     assert len(again) == len(curve) == 6, "trained from the first step, not from the old checkpoint"
     assert again[0][1] == curve[0][1] and again[-1][1] != curve[-1][1]
+
+
+def test_a_backup_that_is_put_back_gives_way_to_the_present_configuration(done):
+    """Snakemake alone takes the manifest for new: it has trained this configuration before."""
+    workspace, config = done
+    newest, curve = trained(workspace), workspace.steps("reruns", "fast")
+    shutil.rmtree(workspace.results("reruns"))
+    shutil.copytree(workspace.path / "backup", workspace.results("reruns"), symlinks=True)
+    assert trained(workspace)["fast"] != newest["fast"]
+    workspace.snakemake("--configfile", config)
+    assert trained(workspace) == newest and workspace.steps("reruns", "fast") == curve
+    assert workspace.planned("--configfile", config) == {}
 
 
 def test_changed_back_nothing_is_trained_again(done):

@@ -215,6 +215,18 @@ def test_a_marker_from_before_sizes_were_written_down(tmp_path):
     assert checkpoints.damage(tmp_path, 10) is None
 
 
+def test_a_damaged_marker_says_nothing_and_checksums_are_compared_instead(tmp_path):
+    folder = save_tensors(tmp_path, 10)
+    (folder / checkpoints.MARKER).write_text("{")
+    assert checkpoints.damage(tmp_path, 10, full=False).endswith(
+        "complete.json can't be read, so nothing is known of its files"
+    )
+    checkpoints.add_digests(tmp_path, 10)
+    assert checkpoints.damage(tmp_path, 10, full=False) is None
+    change(folder / "__0_0.distcp")
+    assert "has changed" in checkpoints.damage(tmp_path, 10, full=False)
+
+
 # What is kept
 
 

@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from megaboa.errors import InputError
-from megaboa.files import file_digest, read_json, write_json
+from megaboa.files import DamagedError, file_digest, read_json, write_json
 from megaboa.records import LM_LOSS, CheckpointMark, Evaluated, Tree, read, read_steps, write
 from megaboa.store_paths import RunStore
 
@@ -162,9 +162,13 @@ def damage(
     """A description of a checkpoint's damage; None if it is unchanged, or nothing is known of its files.
 
     Sizes are always compared. Checksums are only compared if `full`, which reads the whole checkpoint, and once more
-    (`again`) the files that differ.
+    (`again`) the files that differ. They are also compared if the marker with the sizes can't be read.
     """
     path = folder(checkpoints, iteration)
+    if _is_damaged(path / MARKER):
+        if not has_digests(checkpoints, iteration):
+            return f"{path / MARKER} can't be read, so nothing is known of its files"
+        full = True
     for name, size in _known_sizes(path).items():
         if not (path / name).exists():
             return f"{path / name} is missing"
@@ -331,6 +335,16 @@ def _mark(path: Path) -> CheckpointMark:
         return read(CheckpointMark, path / MARKER)
     except (FileNotFoundError, ValueError):
         return CheckpointMark()
+
+
+def _is_damaged(path: Path) -> bool:
+    try:
+        read_json(path)
+    except DamagedError:
+        return True
+    except FileNotFoundError:
+        pass
+    return False
 
 
 def _known_digests(path: Path) -> dict[str, str]:

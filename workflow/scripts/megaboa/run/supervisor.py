@@ -351,6 +351,8 @@ def _act(call: Call, number: int, target: AttemptFolder, watched: Watched, failu
     elif failure.cause in ("cancelled", "stopped"):
         if failure.cause == "stopped":  # there is no deadline
             verification.record_checksums(call, target)
+        else:
+            verification.record_last_checksums(call)
         raise Interrupted(failure.evidence)
     else:
         _look_at_gpus_of(call, number, GPUS_SECONDS)

@@ -10,6 +10,7 @@ declare every checkpoint damaged, and send the run back to its first step.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import socket
@@ -17,6 +18,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import batched
 from pathlib import Path
 
 from megaboa.causes import Cause
@@ -132,6 +134,27 @@ class _Left(Exception):
 def record_checksums(call: Call, target: AttemptFolder) -> None:
     """Record checksums of the checkpoints that a finished or stopped run leaves. Its GPUs are idle meanwhile."""
     call.patiently(lambda: call.resumption.prove_newest(Readers(call, target).read))
+
+
+def record_last_checksums(call: Call) -> None:
+    """Record the checksums of the last checkpoint of a run that was interrupted: the next call resumes from it.
+
+    Another signal ends this, as does the scheduler if its patience is over.
+    """
+    signals = len(call.signals.seen)
+
+    def read_here(path: Path, names: list[str]) -> dict[str, str]:
+        found: dict[str, str] = {}
+        for some in batched(names, checkpoints.READERS):
+            if len(call.signals.seen) > signals:
+                raise InterruptedError
+            found |= checkpoints.read_here(path, list(some))
+        return found
+
+    newest = checkpoints.latest(call.payload.checkpoints)
+    with contextlib.suppress(OSError):
+        if newest and call.resumption.verifies:
+            checkpoints.add_digests(call.payload.checkpoints, newest, read_here)
 
 
 @dataclass
