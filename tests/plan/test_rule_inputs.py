@@ -107,9 +107,8 @@ def test_the_manifest_of_an_earlier_configuration_is_forgotten(made, tmp_path):
     inputs = Inputs(made.shared, Planned(str(made.shared.folder), {}).file, old, forgotten.append)
     folder = made.shared.runs["other"].folder(tmp_path / "results", made.shared.folder.name)
     store = RunStore(tmp_path / "store")
-    write(
-        folder.train_manifest, TrainRecord(run="other", identity="1", store=str(store.path), train_iters=1, iteration=1, world_size=1)
-    )
+    trained = TrainRecord(run="other", identity="1", store=str(store.path), train_iters=1, iteration=1, world_size=1)
+    write(folder.train_manifest, trained)
     inputs.before_training("other")
     assert not forgotten, "its store is gone"
     for lr, expected in ((1.0, []), (2.0, [folder.train_manifest])):
