@@ -49,8 +49,8 @@ class Inputs:
         ancient: Callable[[str], str],
         forget: Callable[[Path], None] | None = None,
     ):
-        """`planned`: the path of a plan's file in this call. `forget`: removes what Snakemake knows about an output; None
-        if the call changes nothing."""
+        """`planned`: the path of a plan's file in this call. `forget`: removes Snakemake's record of an output; None if
+        the call changes nothing."""
         self.shared, self.planned, self.ancient, self.forget = shared, planned, ancient, forget
         self._trained: dict[str, bool] = {}
 
