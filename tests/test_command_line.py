@@ -71,7 +71,7 @@ def test_jobs_of_hosts_need_the_standard_library_alone(name):
 @pytest.mark.parametrize("name", ["pretrain", "stop"])
 def test_commands_of_hosts_need_the_standard_library_alone(name, tmp_path):
     done = call(name, "my/lr0.001", cwd=tmp_path, alone=True)
-    assert done.returncode == 2 and "no run 'my/lr0.001'" in done.stderr, done.stderr
+    assert done.returncode == 2 and "'my/lr0.001'" in done.stderr, done.stderr
 
 
 def test_what_needs_more_says_what_is_missing():
@@ -119,6 +119,13 @@ def test_experiments_and_runs_go_by_name_or_by_folder(tmp_path, monkeypatch):
             commands.run(text)
     with pytest.raises(argparse.ArgumentTypeError, match=r"there are lr0\.001"):
         commands.run("my/lr0.01")
+    asked = {text: commands.asked(text) for text in ("my", "results/my", "my/lr0.001", "results/my/runs/lr0.001")}
+    assert [run for _, run in asked.values()] == [None, None, "lr0.001", "lr0.001"]
+    assert {results.resolve() for results, _ in asked.values()} == {folder.parents[1]}
+    for text in ("mine", "results/mine", "mine/lr0.001", "my/lr0.01"):
+        missing = "no run .*; there are lr0" if text == "my/lr0.01" else "no experiment .*; there are my"
+        with pytest.raises(argparse.ArgumentTypeError, match=missing):
+            commands.asked(text)
 
 
 def test_bad_input_ends_a_command_with_one_sentence(tmp_path):

@@ -2,6 +2,8 @@ import time
 from dataclasses import replace
 
 import pytest
+from called import called
+from fake_runs import FakeExperiment, start_event
 
 from megaboa.files import write_json
 from megaboa.records import write
@@ -38,43 +40,43 @@ def job(fake_command, tmp_path):
 
 
 def test_nobody_trains_it(store):
-    assert stop(store) == "it isn't running" and not store.stop.exists()
+    assert stop(store) == (False, "it isn't running") and not store.stop.exists()
     with claims.held(store.claims, claims.myself(None)):
         pass
-    assert stop(store) == "it isn't running" and not store.stop.exists()
+    assert stop(store) == (False, "it isn't running") and not store.stop.exists()
 
 
 def test_a_process_is_asked(store):
     with claims.held(store.claims, claims.myself(None)):
-        said = stop(store)
-    assert said.startswith("asked process ") and said.endswith(" to save and stop") and store.stop.exists()
+        asked, said = stop(store)
+    assert asked and said.startswith("asked process ") and said.endswith(" to save and stop") and store.stop.exists()
 
 
 def test_a_killed_process_is_not_asked(store):
     write(store.claims / "000001.json", claims.myself(None))  # nobody holds its lock
-    assert stop(store) == "it isn't running" and not store.stop.exists()
+    assert stop(store) == (False, "it isn't running") and not store.stop.exists()
 
 
 def test_a_running_job_is_asked_and_not_cancelled(held_by_job, job):
     cancelled = job("RUNNING")
-    assert stop(held_by_job) == "asked SLURM job 17 to save and stop"
+    assert stop(held_by_job) == (True, "asked SLURM job 17 to save and stop")
     assert held_by_job.stop.exists() and not cancelled.exists()
 
 
 def test_a_waiting_job_is_taken_out_of_the_queue(held_by_job, job):
     cancelled = job("PENDING")
-    assert "was waiting in the queue, and was cancelled" in stop(held_by_job)
+    assert "was waiting in the queue, and was cancelled" in stop(held_by_job).said
     assert cancelled.read_text() == "17\n"
 
 
 @pytest.mark.parametrize("state", ["COMPLETED", "TIMEOUT", "NODE_FAIL"])
 def test_an_ended_job_is_left_alone(held_by_job, job, state):
     cancelled = job(state)
-    assert stop(held_by_job) == "SLURM job 17 has ended already" and not cancelled.exists()
+    assert stop(held_by_job) == (False, "SLURM job 17 has ended already") and not cancelled.exists()
 
 
 def test_a_job_is_asked_by_its_file_where_slurm_does_not_answer(held_by_job, unreachable_slurm):
-    assert "SLURM doesn't answer" in stop(held_by_job) and held_by_job.stop.exists()
+    assert "SLURM doesn't answer" in stop(held_by_job).said and held_by_job.stop.exists()
 
 
 @pytest.fixture
@@ -85,7 +87,7 @@ def on_beta(monkeypatch):
 def test_a_job_of_this_number_on_this_cluster_is_not_cancelled_for_one_on_another(held_by_job, job, on_beta):
     write(held_by_job.claims / "000001.json", replace(claims.last_holder(held_by_job.claims), cluster="alpha"))
     cancelled = job("PENDING")
-    said = stop(held_by_job)
+    said = stop(held_by_job).said
     assert said.startswith("asked SLURM job 17 on cluster alpha ") and "if it runs: its cluster can't be asked" in said
     assert held_by_job.stop.exists() and not cancelled.exists()
 
@@ -93,4 +95,19 @@ def test_a_job_of_this_number_on_this_cluster_is_not_cancelled_for_one_on_anothe
 def test_another_users_job_of_which_slurm_says_nothing_is_asked(held_by_job, fake_command):
     write(held_by_job.claims / "000001.json", replace(claims.last_holder(held_by_job.claims), user="anna"))
     fake_command("scontrol", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
-    assert "of user anna" in stop(held_by_job) and held_by_job.stop.exists()
+    assert "of user anna" in stop(held_by_job).said and held_by_job.stop.exists()
+
+
+def test_an_experiment_is_stopped_run_by_run(tmp_path):
+    experiment, stores = FakeExperiment(tmp_path), {}
+    for name in ("ended", "new", "trained"):
+        stores[name] = RunStore(experiment.plan_run(name))
+        if name != "new":
+            experiment.begin(name, stores[name].path, [start_event(1)])
+    idle = called("stop", experiment.results)
+    assert idle.returncode == 1 and idle.stderr == "tiny: no run is being trained, so there is nothing to stop\n"
+    with claims.held(stores["trained"].claims, claims.myself(None)):
+        done = called("stop", experiment.results)
+        assert done.returncode == 0 and done.stdout.startswith("run trained: asked process "), done.stderr
+    assert done.stdout.count("\n") == 1
+    assert [name for name, store in stores.items() if store.stop.exists()] == ["trained"]

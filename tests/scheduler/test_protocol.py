@@ -90,9 +90,9 @@ def test_a_job_of_another_scheduler_that_waits_is_cancelled_by_who_stops_its_run
     run.misfortune("sys.exit('bad luck')")
     with pytest.raises(Requeued):
         run.train()
-    assert stop.stop(run.store) == "Tower job 7 was waiting in the queue, and was cancelled"
+    assert stop.stop(run.store).said == "Tower job 7 was waiting in the queue, and was cancelled"
     assert tower.job("7").has_ended
-    assert stop.stop(run.store) == "Tower job 7 has ended already"
+    assert stop.stop(run.store).said == "Tower job 7 has ended already"
 
 
 def test_without_its_job_ranks_start_on_this_machine(run, tower):

@@ -34,7 +34,7 @@ GROUPS = {
     "One run": {
         "pretrain": "train it here, to debug or in an interactive allocation",
         "documents": "which documents of which corpus a step read",
-        "stop": "let it save and end; the next call of Snakemake resumes it",
+        "stop": "let it, or all of an experiment, save and end; the next call resumes them",
     },
     "Files from anywhere": {
         "inspect": "a checkpoint's tensors, layout and norms, or two compared",

@@ -5,6 +5,7 @@ This file, and the commands that a cluster's hosts need, use nothing else at all
 from __future__ import annotations
 
 import argparse
+import contextlib
 from collections.abc import Callable
 from inspect import getdoc  # by name: in this package `inspect` is a command
 from pathlib import Path
@@ -13,6 +14,7 @@ from megaboa.paths import ExperimentFolder, RunFolder
 
 MEGABOA = Path(__file__).parents[1]  # which Python runs, as `python workflow/scripts/megaboa`
 RESULTS = Path("results")
+ASKED = "its name, its results, or EXPERIMENT/RUN"  # what `asked` takes
 # Files that jobs are given, by the option that names them.
 FILES = {
     "spec": "the job's specification, of the experiment's specs/",
@@ -56,6 +58,16 @@ def run(text: str) -> Path:
     places = [*([runs / run_name] if run_name else []), path.parent if path.name == "run.json" else path]
     missing = f"no run {text!r}: say EXPERIMENT/RUN or its folder"
     return _found(places, lambda path: RunFolder(path).file("run"), missing, runs)
+
+
+def asked(text: str) -> tuple[Path, str | None]:
+    """An experiment's results, and the run of it, if one is named."""
+    with contextlib.suppress(argparse.ArgumentTypeError):
+        folder = run(text).absolute()
+        return folder.parents[1], folder.name
+    if (RESULTS / text.partition("/")[0] / "runs").is_dir() and "/" in text:
+        run(text)  # an experiment's name before the slash: the error says which runs it has
+    return experiment(text), None
 
 
 def _found(places: list[Path], plan_of: Callable[[Path], Path], missing: str, among: Path) -> Path:

@@ -5,28 +5,13 @@ It reads ledgers and logs as they are, and may be called at any time.
 
 from __future__ import annotations
 
-import argparse
-import contextlib
-from pathlib import Path
-
 from megaboa import commands
 from megaboa.doctor import examine
 
 
 def main(words: list[str]) -> None:
     parser = commands.parser("doctor", __doc__)
-    parser.add_argument("asked", metavar="experiment", type=asked, help="its name, its results, or EXPERIMENT/RUN")
+    parser.add_argument("asked", metavar="experiment", type=commands.asked, help=commands.ASKED)
     results, run = parser.parse_args(words).asked
     fine = f"{run} has not failed" if run else "every run that has ended is PASS"
     print("\n".join(examine.experiment(results, run)) or fine)
-
-
-def asked(text: str) -> tuple[Path, str | None]:
-    """An experiment's results, and the run of it, if one is named."""
-    try:
-        return commands.experiment(text), None
-    except argparse.ArgumentTypeError:
-        with contextlib.suppress(argparse.ArgumentTypeError):
-            folder = commands.run(text).absolute()
-            return folder.parents[1], folder.name
-        raise

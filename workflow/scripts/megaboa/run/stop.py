@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from megaboa.run import claims
 from megaboa.run.patience import patiently
@@ -11,18 +12,23 @@ from megaboa.scheduler.registry import cluster
 from megaboa.store_paths import RunStore
 
 
-def stop(store: RunStore, say: Callable[[str], None] = print) -> str:
-    """Ask a run to stop, and return a sentence about what will happen. A waiting job is cancelled."""
+class Answer(NamedTuple):
+    asked: bool  # False: nobody trains the run
+    said: str  # what will happen, in a sentence
+
+
+def stop(store: RunStore, say: Callable[[str], None] = print) -> Answer:
+    """Ask a run to stop. A waiting job is cancelled."""
     last, training = claims.last_holder(store.claims), claims.holder(store.claims) is not None
     if last is None or (last.job is None and claims.is_held(store.claims) is False):
-        return "it isn't running"
+        return Answer(False, "it isn't running")
     if last.job is None:
         patiently(store.stop.touch, say)
-        return f"asked {claims.describe(last)} to save and stop"
+        return Answer(True, f"asked {claims.describe(last)} to save and stop")
     return _stop_job(store, last, training, say)
 
 
-def _stop_job(store: RunStore, holder: claims.Holder, training: bool, say: Callable[[str], None]) -> str:
+def _stop_job(store: RunStore, holder: claims.Holder, training: bool, say: Callable[[str], None]) -> Answer:
     """Stop a run that a job holds, or held: a requeued job that waits has released the run, but will claim it again."""
     ours, job, name = cluster(), holder.job, claims.describe(holder)
     if claims.is_of_other_cluster(holder):  # the same number may be another job here
@@ -36,14 +42,14 @@ def _stop_job(store: RunStore, holder: claims.Holder, training: bool, say: Calla
     if found and found.waits:
         done = ours.cancel(job)
         became = "was cancelled" if done else "could not be cancelled"
-        return f"{ours.name} job {job} was waiting in the queue, and {became}"
+        return Answer(True, f"{ours.name} job {job} was waiting in the queue, and {became}")
     if found is None or found.has_ended or not training:
-        return f"{ours.name} job {job} has ended already"
+        return Answer(False, f"{ours.name} job {job} has ended already")
     patiently(store.stop.touch, say)
-    return f"asked {ours.name} job {job} to save and stop"
+    return Answer(True, f"asked {ours.name} job {job} to save and stop")
 
 
-def _ask_by_file(store: RunStore, say: Callable[[str], None], name: str, why: str) -> str:
+def _ask_by_file(store: RunStore, say: Callable[[str], None], name: str, why: str) -> Answer:
     """Leave the stop file, which the supervisor finds if it is alive."""
     patiently(store.stop.touch, say)
-    return f"asked {name} to save and stop, if it runs: {why}"
+    return Answer(True, f"asked {name} to save and stop, if it runs: {why}")
