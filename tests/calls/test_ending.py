@@ -147,3 +147,14 @@ def test_a_call_that_another_one_kept_from_working_says_nothing_of_its_failures(
     monkeypatch.setattr(ending.lock, "is_elsewhere", lambda: True)
     ending.print_failures(results, {"mine"})
     assert capsys.readouterr().err == "" and last == []
+
+
+def test_a_damaged_file_of_a_run_is_its_failure_and_hides_no_other(ended, capsys):
+    results, last = ended
+    damaged = results / "runs" / "theirs" / "train.json"
+    damaged.write_text("{")
+    ending.print_failures(results, {"mine"})
+    said = capsys.readouterr().err
+    assert said.startswith("2 runs failed") and f"  theirs: {damaged} is not valid JSON" in said
+    assert "  bad: failed, step 3/30" in said and "data/text/sources: failed" in said
+    assert len(last) == 1 and last[0].startswith("mine stopped")

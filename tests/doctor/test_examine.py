@@ -75,6 +75,14 @@ def test_every_run_that_is_not_pass_is_explained(results):
     assert not any("fine" in line for line in lines)
 
 
+def test_a_damaged_file_of_one_run_does_not_keep_the_others_from_being_explained(results):
+    damaged = results / "runs/fine/train.json"
+    damaged.write_text("{")
+    lines = examine.experiment(results)
+    assert any(line.startswith(f"fine: {damaged} is not valid JSON (") for line in lines)
+    assert any(line.startswith("big: gpu memory") for line in lines) and lines[-1] == "waiting: has not begun"
+
+
 def of(results, name):
     return [line for line in examine.experiment(results) if name in line]
 

@@ -56,7 +56,10 @@ def experiment(results: Path, only: str | None = None) -> list[str]:
     lines += failed_stages.failed(results, only=only)
     for name in [only] if only else read(RunsSpec, folder.specs.runs).runs:
         facts = known[name].facts if name in known else None
-        lines += run(folder.run(name), from_json(facts) if facts else None)
+        try:
+            lines += run(folder.run(name), from_json(facts) if facts else None)
+        except InputError as error:  # a damaged file of this run; the others are explained all the same
+            lines.append(f"{name}: {error}")
     return lines
 
 

@@ -6,7 +6,7 @@ import csv
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from rich.text import Text
 
 from megaboa import formats
 from megaboa.doctor import examine
+from megaboa.errors import InputError
 from megaboa.observe.queue import Queue, trained_by, with_queue
 from megaboa.paths import ExperimentFolder, RunFolder
 from megaboa.records import read_paces
@@ -247,8 +248,9 @@ class Standing:
 
 def missing(results: Path, queue: Queue | None = None) -> list[Standing]:
     """The planned runs that aren't trained in their present configuration, in the order of the plan."""
-    untrained = (run for run in experiment_progress(results, queue=queue) if not is_trained(_folder(results, run)))
-    return [_standing(_folder(results, run), run) for run in untrained]
+    jobs = trained_by(queue, results) if queue else {}
+    standings = (_standing_of(ExperimentFolder(results).run(run), queue, jobs) for run in planned_runs(results))
+    return [one for one in standings if one]
 
 
 def failed(experiment: str, runs: Sequence[Standing]) -> list[str]:
@@ -273,8 +275,13 @@ def interrupted(runs: Sequence[Standing]) -> list[str]:
     return [*(f"{run.run} {run.stopped}" for run in found[:SHOWN]), *more]
 
 
-def _folder(results: Path, run: Progress) -> RunFolder:
-    return ExperimentFolder(results).run(run.run)
+def _standing_of(folder: RunFolder, queue: Queue | None, jobs: Mapping[str, Sequence[QueuedJob]]) -> Standing | None:
+    """None if the run is trained. A damaged file is this run's failure, and doesn't hide those of others."""
+    try:
+        run = run_progress(folder, queue=queue, jobs=jobs.get(folder.name, ()))
+        return None if is_trained(folder) else _standing(folder, run)
+    except InputError as error:
+        return Standing(folder.name, "FAIL", str(error))
 
 
 def _standing(folder: RunFolder, run: Progress) -> Standing:
