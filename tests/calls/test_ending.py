@@ -158,3 +158,21 @@ def test_a_damaged_file_of_a_run_is_its_failure_and_hides_no_other(ended, capsys
     assert said.startswith("2 runs failed") and f"  theirs: {damaged} is not valid JSON" in said
     assert "  bad: failed, step 3/30" in said and "data/text/sources: failed" in said
     assert len(last) == 1 and last[0].startswith("mine stopped")
+
+
+@pytest.mark.parametrize("failed", ["a tokenizer", "an export"])
+def test_a_report_after_a_failure_is_not_made_of_an_earlier_calls_results(failed, tmp_path, monkeypatch, capsys):
+    judged(tmp_path)
+    needed, logs = tmp_path / "summary.json", tmp_path / "logs"
+    needed.touch()
+    logs.mkdir()
+    monkeypatch.setattr(ending.status, "missing", lambda results: [])
+    summarize, report = (
+        SimpleNamespace(rule=SimpleNamespace(name=name), output=[made])
+        for name, made in (("summarize", str(needed)), ("report", "index.html"))
+    )
+    dag = SimpleNamespace(jobs=[summarize, report], needrun=lambda job: True)
+    dag.finished = lambda job: failed == "an export" and job is summarize
+    ending.report_after_failure(tmp_path, "report", f"touch {tmp_path}/made; true", [str(needed)], dag)
+    assert (tmp_path / "made").exists() == (failed == "an export")
+    assert ("PASS" in capsys.readouterr().err) == (failed == "an export")

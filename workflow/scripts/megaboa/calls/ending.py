@@ -118,7 +118,7 @@ def note_interrupts() -> None:
 
 
 def report_after_failure(results: str | Path, report: str, command: str, needed: Collection[str], dag: Any) -> None:
-    """Make the report in spite of failed jobs, if every run is trained and measured. The report names the failures.
+    """Make the report in spite of failed jobs, if what it needs is made. The report names the failures.
 
     It isn't made by a job, because the rule's inputs include what has failed. The next call retries the failed jobs,
     and then makes the report by its rule.
@@ -128,6 +128,8 @@ def report_after_failure(results: str | Path, report: str, command: str, needed:
         return
     if not all(map(os.path.exists, needed)) or status.missing(Path(results)):
         return
+    if any(dag.needrun(job) and not dag.finished(job) for job in dag.jobs if not {*needed}.isdisjoint(job.output)):
+        return  # what is there is an earlier call's, for example if the tokenizer couldn't be trained again
     log = Path(results) / "logs" / "report.log"
     with log.open("w") as stream:
         done = subprocess.run(["bash", "-c", f"{command} --after-failure"], stdout=stream, stderr=subprocess.STDOUT)
