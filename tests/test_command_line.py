@@ -167,9 +167,11 @@ def test_what_a_user_can_mend_is_one_sentence(tmp_path, error, said):
     assert str(ended.value).startswith(said.format(tmp_path))
 
 
-def test_ctrl_c_ends_a_command_without_a_traceback(monkeypatch):
+def test_ctrl_c_ends_a_command_without_a_traceback_and_a_job_says_so_in_its_log(monkeypatch, capsys):
     def interrupted(words):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("megaboa.__main__.call", interrupted)
-    assert main(["status"]) == 130
+    assert main(["status"]) == 130 and capsys.readouterr().err == ""
+    assert main(["tokenize-shard"]) == 130
+    assert capsys.readouterr().err == "interrupted: tokenize-shard; the same call makes it again\n"

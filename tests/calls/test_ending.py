@@ -149,6 +149,15 @@ def test_a_call_that_another_one_kept_from_working_says_nothing_of_its_failures(
     assert capsys.readouterr().err == "" and last == []
 
 
+def test_an_interrupted_call_says_so_last(ended, monkeypatch):
+    results, last = ended
+    monkeypatch.setattr(ending, "_interrupted", [2])
+    ending.print_failures(results, ())
+    assert last.pop() == "interrupted: the same call goes on with what is missing"
+    ending.print_failures(results, {"mine"})
+    assert last.pop().startswith("mine stopped at step 3") and not last
+
+
 def test_a_damaged_file_of_a_run_is_its_failure_and_hides_no_other(ended, capsys):
     results, last = ended
     damaged = results / "runs" / "theirs" / "train.json"

@@ -68,6 +68,8 @@ def main(words: list[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:  # needs no traceback; jobs leave no partial files
+        if words and words[0] in NAMES_OF_JOBS:  # into its log, where the doctor finds it
+            print(f"interrupted: {words[0]}; the same call makes it again", file=sys.stderr)
         return 128 + signal.SIGINT
     return code
 

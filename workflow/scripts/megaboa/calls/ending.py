@@ -97,8 +97,10 @@ def print_failures(results: str | Path, trained: Collection[str]) -> None:
         missing = status.missing(Path(results))
         for line in status.failed(Path(results).name, missing):
             say(line)
-        if stopped := status.interrupted([run for run in missing if run.run in trained]):
-            atexit.register(say, "\n".join(stopped))  # after Snakemake's own errors, which no hook can follow
+        last = status.interrupted([run for run in missing if run.run in trained])
+        if last or _interrupted:
+            last = last or ["interrupted: the same call goes on with what is missing"]
+            atexit.register(say, "\n".join(last))  # after Snakemake's own errors, which no hook can follow
         lines = failed_stages.failed(Path(results), over=True)
         for line in lines[:MOST_LINES]:
             say(line)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from megaboa.causes import RANK
+from megaboa.causes import INTERRUPT, RANK
 from megaboa.doctor import troubles
 from megaboa.paths import ExperimentFolder
 from megaboa.records import InsideAsked, RunsSpec, read_if_there
@@ -21,6 +21,8 @@ SHARED = ("models", "tokenizers", "corpora", "indexes")  # kinds of shared speci
 # An error message for the user, the last line of a traceback, preflight's refusals.
 REFUSED = re.compile(r"^.*(?:\b(?:is|are) refused(?: in the image)?: |; nothing was trained\.$).*$", re.MULTILINE)
 ENDED = re.compile(r"^(?:error: |(?:\w+\.)*\w*(?:Error|Exception)\b).*$", re.MULTILINE)
+# By SIGINT, such as Ctrl-C: said by a command, or Python's traceback if it had not begun.
+INTERRUPTED = re.compile(rf"^interrupted: |{INTERRUPT}", re.MULTILINE)
 FROM_A_RANK = re.compile(f"^{RANK}", re.MULTILINE)
 UNPROVED = re.compile(r"^FAIL .*$", re.MULTILINE)  # failed checks of a proof
 MOST_CHECKS = 5
@@ -130,9 +132,13 @@ def told(job: Job, over: bool = False) -> list[str]:
     if refused := REFUSED.findall(text):
         return [f"{job.name}: refused", *(f"  | {line}" for line in refused), f"  logs: {job.log}"]
     if not (said := list(ENDED.finditer(text))):
+        if over and INTERRUPTED.search(text):
+            return [f"{job.name}: was interrupted, as by Ctrl-C; the same call makes it again"]
+        own = f"logs/{cluster().profile}"
+        ended = f", {cluster().name} ended it (its own log: {own})," if Path(own).is_dir() else ""
         without = (
-            f"{job.name}: its log has no error, and {job.manifest.name} is missing: it was killed, {cluster().name} "
-            f"ended it (its own log: logs/{cluster().profile}), or the file was removed; the same call makes it again"
+            f"{job.name}: its log has no error, and {job.manifest.name} is missing: it was killed{ended} or the file "
+            "was removed; the same call makes it again"
         )
         return [without, f"  logs: {job.log}"] if over and not job.part else []
     cause = classify(Ended(0, 1), {None: text}, 0).cause
