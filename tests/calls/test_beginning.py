@@ -1,12 +1,15 @@
 """megaboa.calls.beginning: what ends a call before anything is submitted, and SIGTERM."""
 
+import os
 import subprocess
 import sys
+import time
+from collections import defaultdict
 from types import SimpleNamespace
 
 import pytest
 
-from megaboa.calls.beginning import require_cluster, require_gpus
+from megaboa.calls.beginning import from_the_future, require_cluster, require_gpus
 from megaboa.config import load
 from megaboa.plan import device
 
@@ -29,6 +32,27 @@ def test_several_nodes_are_had_from_slurm_only():
 def test_what_starts_no_ranks_needs_no_nodes():
     require_cluster(plan(one=1, two=2), "local", set())
     require_cluster(plan(one=1, two=2), "local", {"one"})
+
+
+class Job:
+    def __init__(self, *paths):
+        self.input = list(map(str, paths))
+
+
+def test_files_of_the_future_are_named_before_snakemake_fails_what_is_made_from_them(tmp_path):
+    """Only those that no job makes: the others are written again."""
+    given, now, made, link, *many = (tmp_path / name for name in ("a b", "now", "made", "link", *"cdefgh"))
+    for path in (given, now, made, *many):
+        path.touch()
+    for path in (given, made, *many):
+        os.utime(path, (time.time() + 90_000,) * 2)
+    link.symlink_to(given)
+    job, before = Job(given, now, made, link, tmp_path / "missing"), Job(given)
+    dag = SimpleNamespace(dependencies={job: {before: {str(made)}}, before: {}})
+    (line,) = from_the_future(dag, [job, before])
+    assert line.startswith(f"{given}: its time of modification, 2") and line.endswith(f": touch '{given}'")
+    lines = from_the_future(SimpleNamespace(dependencies=defaultdict(dict)), [Job(*many)])
+    assert len(lines) == 6 and lines[-1] == "and 1 more file"
 
 
 SMALLEST = """models:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import _thread
+import contextlib
 import functools
 import gc
 import os
+import shlex
 import sys
+import time
 from collections.abc import Callable, Collection, Iterable
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from megaboa.calls import say
 from megaboa.calls.lock import require_claim
 from megaboa.config import LoadedExperiment
+from megaboa.formats import counted
 from megaboa.plan import Plan, device, restarts, screen
 from megaboa.plan.screen import describe, submission
 from megaboa.run import bad_nodes
@@ -22,6 +27,8 @@ from megaboa.scheduler.ranks import FORKED
 from megaboa.scheduler.registry import cluster
 
 MAKE_INPUTS = {"get_model", "import_model", "train_tokenizer", "merge_corpus"}  # their results are in a run's identity
+SKEW_SECONDS = 60  # a job may take so long, and clocks of hosts may differ by less
+SHOWN = 5  # files that are named
 
 
 def prepare_process(dry_run: bool) -> None:
@@ -65,6 +72,8 @@ def begin(
     jobs = [job for job in workflow.dag.needrun_jobs() if job.rule.name in {train, *others}]
     require_cluster(plan, executor, {job.wildcards.get("run") for job in jobs})
     require_gpus(loaded, executor, bool(jobs))
+    if ahead := from_the_future(workflow.dag, workflow.dag.needrun_jobs()):
+        sys.exit("\n".join(ahead))
     for line in outlooks(plan, workflow.dag, jobs, train, restarted):
         say(line)
     if executor == cluster().profile:  # nobody else may be left to update the nodes that waiting jobs avoid
@@ -111,6 +120,25 @@ def require_gpus(loaded: LoadedExperiment, executor: str, starts_ranks: bool) ->
         remedy = f"set it to auto or cpu, or call `snakemake --profile {cluster().profile}` on a cluster"
         here = "`snakemake preflight` and `snakemake data` work here too"
         sys.exit(str(loaded.problem(("device",), f"is cuda, and {why}: {remedy}; {here}")))
+
+
+def from_the_future(dag: Any, jobs: Iterable[Any]) -> list[str]:
+    """A line for each file that these jobs read, that no job makes, and whose time of modification lies in the future.
+
+    Snakemake lets such a job run, and then fails it, because its output is older than its input.
+    """
+    read = {str(path) for job in jobs for path in {*job.input}.difference(*dag.dependencies[job].values())}
+    soon, found = time.time() + SKEW_SECONDS, []
+    for path in sorted(read):
+        with contextlib.suppress(OSError):  # as Snakemake, the time of a link and not of its target
+            if (changed := os.lstat(path).st_mtime) > soon:
+                found.append((path, f"{datetime.fromtimestamp(changed):%Y-%m-%d %H:%M}"))
+    lines = [
+        f"{path}: its time of modification, {when}, is in the future, so Snakemake would fail what is made from it: "
+        f"touch {shlex.quote(path)}"
+        for path, when in found[:SHOWN]
+    ]
+    return [*lines, f"and {counted(len(found) - SHOWN, 'more file')}"] if len(found) > SHOWN else lines
 
 
 def use_zygote(plan: Plan, executor: str) -> None:

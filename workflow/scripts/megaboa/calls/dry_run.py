@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-from megaboa.calls.beginning import asked_for, outlooks
+from megaboa.calls.beginning import asked_for, from_the_future, outlooks
 from megaboa.check.refusals import some_of
 from megaboa.plan import Plan, screen
 
@@ -30,8 +30,9 @@ def end_with_one_screen(
     def show() -> None:
         if workflow.scheduler:  # otherwise Snakemake failed before it knew the jobs
             jobs = list(jobs_of(workflow.dag))
-            needed = workflow.dag.needrun_jobs(exclude_finished=False)
+            needed = list(workflow.dag.needrun_jobs(exclude_finished=False))
             begun = outlooks(plan, workflow.dag, needed, "train", restarted)
+            begun += [f"warning: {line}" for line in from_the_future(workflow.dag, needed)]
             for line in screen.lines(plan, jobs, asked_for(plan, on_cluster), everything, begun):
                 print(line)
 
