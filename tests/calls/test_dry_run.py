@@ -20,9 +20,8 @@ NO_REASON = {
         ({"updated_input": {"x/run.json", "x/data.json"}, "updated_input_run": {"x/data.json"}}, "run.json changed"),
         ({"updated_input_run": {"x/data.json"}, "updated_input": {"x/data.json"}}, "after merge_corpus"),
         ({"is_provenance_triggered": lambda: True}, "its input files, parameters or command changed"),
-        ({"forced": True, "missing_output": {"x"}}, "forced"),
         ({"noio": True}, "always runs"),
-        ({"incomplete_output": {"x"}}, "was cut off"),
+        ({"incomplete_output": {"x"}}, "its last call was cut off"),
     ],
 )
 def test_why_a_job_runs_in_a_few_words(found, said):
@@ -33,3 +32,24 @@ def test_why_a_job_runs_in_a_few_words(found, said):
         needrun=lambda job: job is before[0],
     )
     assert reason(dag, None) == said
+
+
+@pytest.mark.parametrize(
+    ("asked", "targets", "rules", "said"),
+    [
+        ({}, [], [], "its last call was cut off"),  # Snakemake forces what a killed call has left
+        ({}, [], ["train"], "forced"),  # -F or -R train
+        ({"forcerun": ["x/train.json"]}, [], [], "forced"),
+        ({"forcerun": ["y/train.json"]}, ["x/train.json"], [], "its last call was cut off"),
+        ({"forcetargets": True}, ["x/train.json"], [], "forced"),
+    ],
+)
+def test_what_the_user_did_not_force_is_not_called_forced(asked, targets, rules, said):
+    settings = SimpleNamespace(**{"forcerun": [], "forcetargets": False, **asked})
+    dag = SimpleNamespace(
+        reason=lambda job: SimpleNamespace(**{**NO_REASON, "forced": True}),
+        workflow=SimpleNamespace(dag_settings=settings),
+        targetfiles=targets,
+        forcerules=rules,
+    )
+    assert reason(dag, SimpleNamespace(rule="train", output=["x/train.json"])) == said

@@ -12,6 +12,8 @@ from megaboa.calls.beginning import asked_for, from_the_future, outlooks
 from megaboa.check.refusals import some_of
 from megaboa.plan import Plan, screen
 
+CUT_OFF = "its last call was cut off"
+
 
 def end_with_one_screen(
     workflow: Any, plan: Plan, on_cluster: bool, restarted: Collection[str], quiet: Collection[Any]
@@ -56,18 +58,25 @@ def reason(dag: Any, job: Any) -> str:
     """Why a job runs, in a few words: the first reason that is sufficient by itself."""
     why = dag.reason(job)
     if why.forced:
-        return "forced"
+        return "forced" if _is_forced_by_user(dag, job) else CUT_OFF
     if why.noio or why.nooutput:
         return "always runs"
     if why.missing_output:
         return "not made yet"
     if why.incomplete_output:
-        return "was cut off"
+        return CUT_OFF
     if changed := sorted({Path(path).name for path in why.updated_input - why.updated_input_run}):
         return f"{some_of(changed)} changed"
     if why.is_provenance_triggered():
         return "its input files, parameters or command changed"
     return f"after {some_of(sorted({before.rule.name for before in dag.job_dependencies(job) if dag.needrun(before)}))}"
+
+
+def _is_forced_by_user(dag: Any, job: Any) -> bool:
+    """By -f, -F or -R; Snakemake also forces jobs that a killed call has left incomplete."""
+    asked = dag.workflow.dag_settings
+    named = {*asked.forcerun, *(dag.targetfiles if asked.forcetargets else ())}
+    return job.rule in dag.forcerules or not named.isdisjoint(job.output)
 
 
 def try_each_rule(dag: Any) -> None:
