@@ -44,7 +44,18 @@ def test_a_failed_check_ends_the_call_and_is_its_last_word(tmp_path, capsys):
     judged(tmp_path, *(fault(f"check {number}", "x" * 5000) for number in range(8)))
     with pytest.raises(SystemExit) as ended:
         conclude(tmp_path)
-    assert ended.value.code.endswith("; and 3 more") and len(ended.value.code) < 1500
+    assert ended.value.code.endswith("; and 3 more") and len(ended.value.code) < 2500
+
+
+def test_a_long_failure_keeps_its_beginning_and_its_remedy(tmp_path):
+    remedy = "export another one (export.checkpoint: 180)"
+    for middle, cut in (("a file is damaged: " * 15, False), ("a file is damaged: " * 200, True)):
+        judged(tmp_path, fault("export of a: export", f"error: {middle}{remedy}"))
+        with pytest.raises(SystemExit) as ended:
+            conclude(tmp_path)
+        said = ended.value.code
+        assert said.startswith("failed: export of a: export (error: a file is") and said.endswith(f"damaged: {remedy})")
+        assert len(said) < 450 and (" … " in said) == cut
 
 
 def test_runs_left_out_on_purpose_are_no_error(tmp_path):

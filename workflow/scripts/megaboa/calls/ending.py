@@ -20,7 +20,8 @@ from megaboa.paths import ExperimentFolder
 from megaboa.records import Checks, Fault, read
 
 _interrupted: list[int] = []
-SHOWN, LENGTH = 5, 200  # of the last line: number of failed checks, and characters for each
+SHOWN, LENGTH = 5, 400  # of the last line: number of failed checks, and characters for each
+REMEDY = 150  # characters at the end of a longer one, where its remedy is
 MOST_LINES = 20  # limit for lines about other failed jobs
 
 
@@ -78,7 +79,15 @@ def conclude(results: str | Path) -> None:
 
 
 def _failed(one: Fault) -> str:
-    return f"{one.name} ({one.detail[:LENGTH]})" if one.detail else one.name
+    return f"{one.name} ({_short(one.detail)})" if one.detail else one.name
+
+
+def _short(detail: str) -> str:
+    """Whole words of a long sentence's beginning and end."""
+    if len(detail) <= LENGTH:
+        return detail
+    start, end = detail[: LENGTH - REMEDY].rpartition(" "), detail[-REMEDY:].partition(" ")
+    return f"{start[0] or start[2]} … {end[2] or end[0]}"
 
 
 def _more(failed: Sequence[Fault]) -> str:
