@@ -168,7 +168,7 @@ def test_ctrl_c_ends_the_ranks_and_closes_the_ledger(workspace, quiet):
     stopped = f"dp2 stopped at step {end['last_step']} of {STEPS}, saved; the same call resumes it"
     assert output.splitlines()[-1] == stopped, output
     log = workspace.results("ctrlc", "logs", "runs", "dp2.log").read_text()
-    assert "interrupted: the supervisor got" in output and "interrupted: the supervisor got" in log
+    assert "interrupted: Ctrl-C (SIGINT); the next call resumes" in output and "interrupted: Ctrl-C (SIGINT); " in log
     assert end["outcome"] == "interrupted" and end["iteration"] == end["last_step"] >= KILLED_AT, (
         "saved before it ended"
     )

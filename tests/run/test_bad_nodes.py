@@ -122,7 +122,7 @@ def test_what_can_not_be_put_back_for_another_reason_has_failed(call, monkeypatc
 @pytest.mark.parametrize("reason", ["cancelled", None])  # by scancel's signal, or by what srun says of the dead node
 def test_scancel_goes_before_a_dead_node(call, reason):
     call.show("COMPLETING", "None", 0)
-    watched = Watched(Ended(returncode=1), reason, "the supervisor got SIGTERM" if reason else "")
+    watched = Watched(Ended(returncode=1), reason, "SIGTERM" if reason else "")
     failure = attempt_end.cause_of(call, call.payload.attempt(1), watched, time.time())
     assert failure.cause == "cancelled"
     assert failure.evidence == "SLURM job 17 was cancelled; node n2 is DOWN* (Not responding)"
@@ -131,7 +131,7 @@ def test_scancel_goes_before_a_dead_node(call, reason):
 @pytest.mark.parametrize("job", [("COMPLETING", "None", 1), ("PENDING", "BeginTime", 1)])
 def test_where_slurm_put_the_job_back_the_signal_is_its_own(call, job):
     call.show(*job)
-    watched = Watched(Ended(returncode=1), "cancelled", "the supervisor got SIGTERM")
+    watched = Watched(Ended(returncode=1), "cancelled", "SIGTERM")
     failure = attempt_end.cause_of(call, call.payload.attempt(1), watched, time.time())
     assert failure.cause == "node_failure" and failure.nodes == ("n2",)
 
@@ -156,7 +156,7 @@ def test_a_signal_between_attempts_is_written_down(call):
     call.signals.seen.append("SIGTERM")
     with pytest.raises(Interrupted):
         bad_nodes.heed_signals(call)
-    assert call.entries[-1].event == "cancelled" and call.entries[-1].detail == "the supervisor got SIGTERM"
+    assert call.entries[-1].event == "cancelled" and call.entries[-1].detail == "SIGTERM"
     call.show("COMPLETING", "None", 0)
     with pytest.raises(Interrupted, match="SLURM job 17 was cancelled"):
         bad_nodes.heed_signals(call)

@@ -225,6 +225,13 @@ TIME_LIMIT = {"outcome": "interrupted", "cause": "time_limit", "action": "requeu
             "starts again: killed: rank 3 on n2",
         ),
         ([end_event(1, 40, outcome="failed", detail="exit code 1")], "stopped: exit code 1"),
+        *(
+            ([end_event(1, 40, outcome="interrupted", cause=cause, action="stop", detail=f"{cause}: {why}")], said)
+            for cause, why, said in (
+                ("cancelled", "Ctrl-C (SIGINT)", "stopped: Ctrl-C (SIGINT)"),
+                ("stopped", "by `megaboa stop`", "stopped: by `megaboa stop`"),
+            )
+        ),
         ([end_event(1, 40)], "finished"),
         ([{"event": "unhealthy", "detail": "n2: no GPU", "time": START}], "unhealthy: n2: no GPU"),
         ([start_event(1), {"event": "of the future", "time": START}], "started"),

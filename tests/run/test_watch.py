@@ -216,5 +216,6 @@ def test_signals_are_facts_inside_and_what_they_were_outside():
     with Signals() as signals:
         os.kill(os.getpid(), signal.SIGHUP)
         os.kill(os.getpid(), signal.SIGTERM)
-        assert signals.seen == ["SIGHUP", "SIGTERM"]
+        assert signals.seen == ["SIGHUP", "SIGTERM"] and signals.first == "SIGHUP"
+    assert Signals(["SIGINT", "SIGTERM"]).first == "Ctrl-C (SIGINT)"
     assert [signal.getsignal(number) for number in Signals.numbers] == before

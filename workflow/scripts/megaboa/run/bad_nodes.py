@@ -62,7 +62,7 @@ def heed_signals(call: Call) -> None:
     if call.signals.seen:
         if interruption := call.site.interruption(call.began):
             _heed(call, interruption)
-        give_up(call, f"the supervisor got {call.signals.seen[0]}")
+        give_up(call, call.signals.first)
 
 
 def _heed(call: Call, interruption: Failure) -> None:

@@ -262,8 +262,17 @@ def _end(end: AttemptEnd) -> str:
         return "finished"
     if end.action == "requeue":
         return f"queued again: {_cause(end)}"
-    detail = end.detail or _cause(end)
+    detail = why(end) or _cause(end)
     return f"starts again: {detail}" if end.action == "resume" else f"stopped: {detail}"
+
+
+def why(end: AttemptEnd) -> str | None:
+    """An end's detail. Of one that isn't a failure, without the name of its cause: the state says that it was
+    stopped."""
+    cause = CAUSES.get(end.cause)
+    if end.detail is None or cause is None or not cause.interrupts:
+        return end.detail
+    return end.detail.removeprefix(f"{str(end.cause).replace('_', ' ')}: ")
 
 
 def _cause(entry: Event) -> str:

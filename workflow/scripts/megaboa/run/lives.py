@@ -168,6 +168,11 @@ class Signals:
         self._before = {number: signal.signal(number, note) for number in (*self.numbers, PASSED_ON)}
         return self
 
+    @property
+    def first(self) -> str:
+        """The first signal, in words for the user who may have sent it."""
+        return {"SIGINT": "Ctrl-C (SIGINT)"}.get(self.seen[0], self.seen[0])
+
     def __exit__(self, *exc: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)

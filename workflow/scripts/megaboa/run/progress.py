@@ -263,4 +263,4 @@ def _state(start: AttemptStart, end: AttemptEnd | None) -> tuple[str, str | None
         return "running", None, True
     if not end:
         return "interrupted", f"process {start.pid} is gone", True
-    return end.outcome, end.detail, action == "resume"
+    return end.outcome, ledger.why(end), action == "resume"

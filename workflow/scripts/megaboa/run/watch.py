@@ -82,7 +82,7 @@ class Watch:
 
     def _reason(self) -> tuple[Cause, str] | None:
         if self.signals.seen:
-            return "cancelled", f"the supervisor got {self.signals.seen[0]}"
+            return "cancelled", self.signals.first
         silent, limit = self.silence()
         if silent > limit:
             return "hang", f"no step was done for {silent:.0f} s, and all ranks are alive"
@@ -204,7 +204,7 @@ def watch_of(
 
 def _reason_to_stop(call: Call, target: AttemptFolder) -> tuple[Any, str] | None:
     if call.payload.stop.exists():
-        return "stopped", "the user asked for it"
+        return "stopped", "by `megaboa stop`"
     if spike := _spike(call, target):
         return "loss_spike", f"the loss of steps {spike[0]} to {spike[1]} is far above what it was"
     end = call.site.deadline()
