@@ -42,6 +42,11 @@ def test_jobs_of_one_kind_that_run_for_different_reasons_are_told_apart():
     assert row.split(None, 2) == ["train", "3", "run.json changed: a; not made yet: b, c"]
 
 
+def test_without_a_container_the_job_of_the_image_says_what_it_does(plan_of):
+    shown = screen.lines(plan_of("training: {train_iters: 10}\n"), [Job("image", "", "not made yet")], [])
+    assert "image           1  not made yet (no container: it lists this Python's packages)" in shown
+
+
 def test_nothing_to_do_is_said():
     assert screen.table([], []) == ["Nothing to be done: everything exists, and nothing has changed."]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from megaboa.check.refusals import some, some_of
@@ -54,6 +54,9 @@ def lines(
     `submission`: what training asks of a cluster; `everything`: show all warnings; `outlooks`: where runs that have
     begun will start.
     """
+    if plan.experiment.image.runtime == "none":  # the job has the name of what it makes with a container
+        packages = "no container: it lists this Python's packages"
+        jobs = [replace(job, reason=f"{job.reason} ({packages})") if job.kind == "image" else job for job in jobs]
     order = {run.name: index for index, run in enumerate(plan.runs)}
     rows = table(sorted(jobs, key=lambda job: order.get(job.of, 0)), list(dict.fromkeys(job.kind for job in jobs)))
     shown = [heading(plan), *swept(plan), "", *rows, *outlooks, *submission]
