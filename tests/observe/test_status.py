@@ -125,6 +125,20 @@ def test_where_interrupted_runs_stopped_and_what_the_same_call_does(tmp_path):
     ]
 
 
+def test_a_damaged_file_of_a_run_is_shown_with_it_and_hides_no_other(tmp_path):
+    experiment = FakeExperiment(tmp_path)
+    for run in ("damaged", "fine"):
+        experiment.begin(run, experiment.plan_run(run), [start_event(1), end_event(1, 30)])
+    damaged = experiment.results / "runs" / "damaged" / "run.json"
+    damaged.write_text("")
+    found = experiment_progress(experiment.results)
+    assert [run.state for run in found] == ["failed", "done"]
+    console = Console(record=True, width=200, file=io.StringIO())
+    console.print(progress_table("tiny", found))
+    assert f"{damaged.name} is not valid JSON" in " ".join(console.export_text().split())
+    assert [run.state for run in missing(experiment.results)] == ["FAIL", "NOT_RUN"]
+
+
 def test_markup_in_a_name_is_not_obeyed(tmp_path):
     experiment = FakeExperiment(tmp_path)
     store = experiment.plan_run("[red]x")

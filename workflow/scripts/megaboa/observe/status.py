@@ -63,7 +63,15 @@ def experiment_progress(
     results = Path(results)
     jobs = trained_by(queue, results) if queue else {}
     runs = [only] if only else planned_runs(results)
-    return [run_progress(ExperimentFolder(results).run(run), now, queue, jobs.get(run, ())) for run in runs]
+    return [_read_progress(ExperimentFolder(results).run(run), now, queue, jobs.get(run, ())) for run in runs]
+
+
+def _read_progress(run: RunFolder, now: float | None, queue: Queue | None, jobs: Sequence[QueuedJob]) -> Progress:
+    """A run's progress. A damaged file of one run doesn't hide the others."""
+    try:
+        return run_progress(run, now, queue, jobs)
+    except InputError as error:
+        return Progress(run.name, "failed", detail=str(error))
 
 
 def planned_runs(results: Path) -> list[str]:
@@ -201,7 +209,7 @@ def event(run: Progress, now: float) -> str:
         parts.append("its job starts")
     elif run.state == "running" and _is_silent(run):
         parts.append(f"no step for {format_age(run.age_seconds or 0)}")
-    elif run.state in ("lost", "interrupted") and run.detail and run.detail not in (run.event or ""):
+    elif run.state in STOPPED and run.detail and run.detail not in (run.event or ""):
         parts.append(run.detail)
     if run.slow:
         parts.append(run.slow)
