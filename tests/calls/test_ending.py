@@ -164,7 +164,7 @@ def test_an_interrupted_call_says_so_last(ended, monkeypatch):
     results, last = ended
     monkeypatch.setattr(ending, "_interrupted", [2])
     ending.print_failures(results, ())
-    assert last.pop() == "interrupted: the same call goes on with what is missing"
+    assert last.pop() == "interrupted: the same call makes what is missing"
     ending.print_failures(results, {"mine"})
     assert last.pop().startswith("mine stopped at step 3") and not last
 

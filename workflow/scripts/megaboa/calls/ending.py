@@ -108,7 +108,7 @@ def print_failures(results: str | Path, trained: Collection[str]) -> None:
             say(line)
         last = status.interrupted([run for run in missing if run.run in trained])
         if last or _interrupted:
-            last = last or ["interrupted: the same call goes on with what is missing"]
+            last = last or ["interrupted: the same call makes what is missing"]
             atexit.register(say, "\n".join(last))  # after Snakemake's own errors, which no hook can follow
         lines = failed_stages.failed(Path(results), over=True)
         for line in lines[:MOST_LINES]:
