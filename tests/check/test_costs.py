@@ -66,6 +66,13 @@ def test_checkpoints_that_lie_there_at_one_time(training, expected):
     assert found.disk_bytes == pytest.approx((14 * expected + 2) * 774_090_240, rel=0.001)
 
 
+def test_a_run_with_a_parent_costs_what_it_trains_itself():
+    whole, rest = (costs.of_run(course(facts(), steps_before=start), given=3.6) for start in (0, 250))
+    assert rest.tokens == 750 * 64 * 1024 // 64 * facts().training.gbs
+    assert (rest.flops, rest.gpu_hours) == pytest.approx((0.75 * whole.flops, 0.75))
+    assert (whole.checkpoints, rest.checkpoints) == (10, 8)  # 300, 400 ... 1000
+
+
 def test_a_budget_names_what_is_exceeded():
     runs = [costs.of_run(course(facts(world=2)), given=3.6), None]
     found = costs.total(runs)

@@ -13,6 +13,7 @@ from megaboa.files import digest, read_json, write_json
 from megaboa.paths import RunFolder
 from megaboa.plan import Plan
 from megaboa.plan.parents import planned_steps
+from megaboa.plan.screen import submission
 from megaboa.plan.shared import Shared
 from megaboa.records import plain, write
 from megaboa.run import checkpoints
@@ -90,6 +91,21 @@ def test_jobs_are_counted_for_the_steps_that_are_left(plan_of: PlanOf, trained: 
     whole = plan_of(text, **SAVES).runs[0].row["jobs"]
     rest = plan_of(text + "continue_from: old/base@20", **SAVES).runs[0].row["jobs"]
     assert rest < whole
+
+
+def test_costs_and_index_are_of_the_steps_that_the_run_trains_itself(
+    plan_of: PlanOf, trained: Callable[..., Plan]
+) -> None:
+    trained()
+    text = "resources: {step_seconds: 300, gpus_per_node: 1}\n"
+    whole, rest = (
+        plan_of(f"{text}{more}\nbudget: {{gpu_hours: {hours}}}", **SAVES)
+        for more, hours in (("", 8.4), ("continue_from: old/base@20", 6.7))  # 100 and 80 steps of 300 s
+    )
+    assert [submission(plan.runs).expected_hours for plan in (whole, rest)] == pytest.approx([100 / 12, 80 / 12])
+    assert whole.runs[0].launch.index != rest.runs[0].launch.index
+    said = problems(plan_of, f"{text}continue_from: old/base@20\nbudget: {{gpu_hours: 6.6}}")
+    assert "6.6 is less than the" in said
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ def samples(folder, data, count=6):
     return on_cpu(_samples, str(folder), data, count)[0]
 
 
-def _index(folder, largest_token):
+def _index(folder, largest_token, start=0):
     """What the index job finds about the training set of a blend."""
     from megatron.bridge.data.loaders import build_train_valid_test_datasets
     from megatron.bridge.data.utils import get_dataset_provider
@@ -118,7 +118,13 @@ def _index(folder, largest_token):
     config.dataset.finalize()
     index.require_vocabulary(config, {"odd": corpora["odd"]})
     train, _, _ = build_train_valid_test_datasets(config, get_dataset_provider(config.dataset))
-    return index.epochs(data["blend"], corpora, train, config)
+    return index.epochs(data["blend"], corpora, train, config, start)
+
+
+def _warnings(rows, limit):
+    from megaboa.bridge import index
+
+    return [index.warnings(rows, limit, resumes) for resumes in (False, True)]
 
 
 def test_the_index_counts_the_tokens_of_every_corpus(folder):
@@ -131,6 +137,18 @@ def test_the_index_counts_the_tokens_of_every_corpus(folder):
         there = manifests[row.name].tokens
         assert row.tokens == pytest.approx(0.8 * there, rel=0.05)
         assert row.epochs == row.tokens_asked / row.tokens
+
+
+def test_the_index_counts_the_samples_of_a_parent_apart(folder):
+    whole, rest = (on_cpu(_index, str(folder), 303, start)[0] for start in (0, 2))
+    assert sum(row.tokens_before for row in rest) == 2 * 4 * LENGTH
+    for one, other in zip(whole, rest, strict=True):
+        assert one.tokens_before == 0
+        assert other.tokens_before + other.tokens_asked == one.tokens_asked
+    limit = whole[0].epochs * 0.99
+    alone, with_parent = on_cpu(_warnings, rest[:1], limit)[0]
+    assert alone == []
+    assert f"is read {whole[0].epochs:.3g} times by the run and its parents" in with_parent[0]
 
 
 def test_a_token_beyond_the_vocabulary_is_refused_before_training(folder):

@@ -100,9 +100,8 @@ def _training(folder: RunFolder, source: ModelSource, iteration: int, evaluation
 
 def _tokens(folder: RunFolder, iteration: int) -> int:
     """Tokens seen up to this iteration, including those of parent runs."""
-    training, parent = as_trained(folder).training, folder.run.parent
-    first = parent.steps_done if parent else 0
-    return _tokens_before(folder) + (iteration - first) * training["global_batch_size"] * training["seq_length"]
+    training, own = as_trained(folder).training, iteration - folder.run.steps_before
+    return _tokens_before(folder) + own * training["global_batch_size"] * training["seq_length"]
 
 
 def _tokens_before(folder: RunFolder) -> int:

@@ -48,6 +48,7 @@ def facts_of(config: ConfigContainer, run: RunSpec, launch: LaunchSpec, profile:
             pretrained=run.is_pretrained,
         ),
         training=Training(
+            steps_before=run.steps_before,
             save_interval=saved,
             keep_last=wanted.get("keep_last"),
             copied_every=copies.get("every"),

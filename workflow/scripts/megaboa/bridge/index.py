@@ -43,7 +43,7 @@ def make(spec: IndexSpec, experiment: Path) -> DataIndex:
             write_json(partial / FACTS, facts)
     made = {"name": spec.name, "cache": str(final / "cache"), "max_epochs": spec.max_epochs}
     found = parse(DataIndex, {**read_json(final / FACTS), **made}, final / FACTS)
-    said = [*warnings(found.corpora, spec.max_epochs)]
+    said = [*warnings(found.corpora, spec.max_epochs, has_data_of_parent(folder))]
     if found.examples:
         said += tuned_samples.warnings(found.examples)
     return replace(found, warnings=tuple(said))
@@ -66,7 +66,8 @@ def build(folder: RunFolder, cache: Path) -> Tree:
     return {
         "samples": {name: len(dataset) for name, dataset in found.items() if dataset is not None},
         "corpora": [
-            plain(row) for row in epochs(split_blends(run.data)["train"], inputs.corpora, found["train"], config)
+            plain(row)
+            for row in epochs(split_blends(run.data)["train"], inputs.corpora, found["train"], config, run.steps_before)
         ],
     }
 
@@ -86,31 +87,38 @@ def require_vocabulary(config: ConfigContainer, corpora: datasets.Corpora) -> No
 
 
 def epochs(
-    blend: dict[str, float], corpora: datasets.Corpora, dataset: Any, config: ConfigContainer
+    blend: dict[str, float], corpora: datasets.Corpora, dataset: Any, config: ConfigContainer, start: int = 0
 ) -> list[CorpusRead]:
-    """For each corpus of the blend: tokens that training draws, tokens available, and their ratio."""
-    asked, there = _tokens(dataset, config)
+    """For each corpus of the blend: tokens that training draws, tokens available, and their ratio. `start`: step after
+    which the run begins; the samples of the steps before are a parent's."""
+    before, asked, there = _tokens(dataset, config, start)
     total = sum(blend.values())
     rows = []
     for name, weight in blend.items():
         paths = [part.prefix for part in corpora[name].datasets if part.tokens]
-        wanted, had = (sum(tokens[path] for path in paths) for tokens in (asked, there))
+        skipped, wanted, had = (sum(tokens[path] for path in paths) for tokens in (before, asked, there))
         share = weight / total
-        row = CorpusRead(name=name, weight=share, tokens_asked=wanted, tokens=had, epochs=wanted / had)
+        row = CorpusRead(
+            name=name, weight=share, tokens_before=skipped, tokens_asked=wanted, tokens=had, epochs=wanted / had
+        )
         rows.append(row)
     return rows
 
 
-def _tokens(dataset: Any, config: ConfigContainer) -> tuple[dict[str, int], dict[str, int]]:
-    """By path: the tokens that training draws, and the tokens of the documents that it draws from."""
-    samples = config.train.train_iters * config.train.global_batch_size
+def _tokens(dataset: Any, config: ConfigContainer, start: int) -> list[dict[str, int]]:
+    """By path: the tokens of the steps up to `start`, those that training draws after it, and the tokens of the
+    documents that it draws from."""
+    first, end = (step * config.train.global_batch_size for step in (start, config.train.train_iters))
     parts = getattr(dataset, "datasets", [dataset])
-    drawn = [samples]
-    if len(parts) > 1:
-        drawn = np.bincount(dataset.dataset_index[:samples], minlength=len(parts)).tolist()
-    length = config.dataset.seq_length
-    asked = {part.dataset_path: count * length for part, count in zip(parts, drawn, strict=True)}
-    return asked, {part.dataset_path: _tokens_of(part) for part in parts}
+
+    def drawn(samples: slice) -> dict[str, int]:
+        counts = [samples.stop - samples.start]
+        if len(parts) > 1:
+            counts = np.bincount(dataset.dataset_index[samples], minlength=len(parts)).tolist()
+        return {part.dataset_path: count * config.dataset.seq_length for part, count in zip(parts, counts, strict=True)}
+
+    there = {part.dataset_path: _tokens_of(part) for part in parts}
+    return [drawn(slice(0, first)), drawn(slice(first, end)), there]
 
 
 def _tokens_of(part: Any) -> int:
@@ -120,13 +128,25 @@ def _tokens_of(part: Any) -> int:
     return int(part.dataset.sequence_lengths[part.indices].sum())
 
 
-def warnings(rows: Sequence[CorpusRead], limit: float) -> list[str]:
-    return [
-        f"corpus {row.name!r} is read {row.epochs:.3g} times ({row.tokens_asked:,} of {row.tokens:,} "
-        f"tokens), and data.max_epochs is {limit:g}: train on fewer tokens, lower its weight, or raise the limit"
-        for row in rows
-        if row.epochs > limit
-    ]
+def warnings(rows: Sequence[CorpusRead], limit: float, resumes: bool = False) -> list[str]:
+    """`resumes`: the run continues with its parent's data, whose samples it doesn't read from the start again."""
+    said = []
+    for row in rows:
+        read = row.tokens_asked + (row.tokens_before if resumes else 0)
+        if read > limit * row.tokens:
+            times = f"{read / row.tokens:.3g} times" + (
+                " by the run and its parents" if read > row.tokens_asked else ""
+            )
+            said.append(
+                f"corpus {row.name!r} is read {times} ({read:,} of {row.tokens:,} tokens), and data.max_epochs is "
+                f"{limit:g}: train on fewer tokens, lower its weight, or raise the limit"
+            )
+    return said
+
+
+def has_data_of_parent(folder: RunFolder) -> bool:
+    parent = folder.parent_folder
+    return parent is not None and split_blends(parent.run.data).get("train") == split_blends(folder.run.data)["train"]
 
 
 def identity(folder: RunFolder, key: Tree) -> Tree:

@@ -50,7 +50,7 @@ class Costs:
     source: str
     predicted: speed.Step | None
     ranks: int
-    iters: int
+    iters: int  # that the run itself trains, without its parent's
     checkpoint_bytes: float
     checkpoints: int  # maximum number at a time
     export_bytes: float
@@ -80,7 +80,8 @@ def of_run(
 
     Without these, step times come from the speed model, or from `mfu`, a share of the peak, if that is set.
     """
-    if not memory.is_known(f) or f.training.iters is None or f.training.gbs is None:
+    iters = f.training.own_iters
+    if not memory.is_known(f) or iters is None or f.training.gbs is None:
         return None
     step = flops.of_step(f)
     predicted = speed.of_step(f) if f.cluster.device == "cuda" and speed.is_known(f) else None
@@ -89,13 +90,13 @@ def of_run(
     saved = adapters.of_model(f) if f.is_frozen else count
     width = 4 if f.training.precision == "fp32" else 2
     return Costs(
-        tokens=f.training.iters * f.training.gbs * (f.training.seq_length or 0),
-        flops=f.training.iters * step,
+        tokens=iters * f.training.gbs * (f.training.seq_length or 0),
+        flops=iters * step,
         step_seconds=seconds,
         source=source,
         predicted=predicted,
         ranks=f.layout.world_size or 1,
-        iters=f.training.iters,
+        iters=iters,
         checkpoint_bytes=saved * (width + 4 + memory.bytes_per_parameter(f)[2] - (0 if width == 4 else 4)),
         checkpoints=_checkpoints(f),
         export_bytes=count * width if exported else 0.0,
@@ -129,8 +130,10 @@ def _step_seconds(
 
 def _checkpoints(f: Facts) -> int:
     """Maximum number of checkpoints: while one is written, all that are kept still exist."""
-    interval, iters, keep = f.training.save_interval, f.training.iters or 0, f.training.keep_last
-    saves = 0 if interval == 0 else 1 if interval is None else math.ceil(iters / interval)
+    interval, keep = f.training.save_interval, f.training.keep_last
+    saves = 1 if interval is None else 0
+    if interval:
+        saves = math.ceil((f.training.iters or 0) / interval) - f.training.steps_before // interval
     return saves if keep is None else min(saves, keep + 1)
 
 

@@ -20,11 +20,12 @@ def warmup_ends_before_the_decay(f: Facts) -> Broken | None:
 
 def checkpoints_come_before_the_end(f: Facts) -> Broken | None:
     """A save interval longer than the run saves the last step only: after a failure it starts from step 0."""
-    interval, iters = f.training.save_interval, f.training.iters
-    if not interval or iters is None or interval <= iters:
+    interval, start, iters = f.training.save_interval, f.training.steps_before, f.training.iters
+    if not interval or iters is None or (start // interval + 1) * interval <= iters:
         return None
-    said = f"{interval} in a run of {iters} steps saves only the last"
-    return warning("checkpoint.save_interval", said, (max(1, iters // 2),))
+    steps = f"steps {start + 1} to {iters}" if start else f"a run of {iters} steps"
+    said = f"{interval} in {steps} saves only the last"
+    return warning("checkpoint.save_interval", said, (max(1, (iters - start) // 2),))
 
 
 def copies_on_nodes_can_be_resumed(f: Facts) -> Broken | None:

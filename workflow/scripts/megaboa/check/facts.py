@@ -70,7 +70,8 @@ class Model:
 
 @dataclass(frozen=True)
 class Training:
-    iters: int | None = None
+    iters: int | None = None  # step at which the run ends
+    steps_before: int = 0  # of the parent, from whose checkpoint the run continues
     gbs: int | None = None
     mbs: int | None = None
     rampup: list[int] | None = None  # of the batch size: start, increment and samples
@@ -100,6 +101,11 @@ class Training:
     profile_steps: tuple[int, int] = (0, 0)
     profile_ranks: tuple[int, ...] = ()
     fault_tolerance: bool = False
+
+    @property
+    def own_iters(self) -> int | None:
+        """Number of steps that the run itself trains."""
+        return None if self.iters is None else self.iters - self.steps_before
 
 
 @dataclass(frozen=True)

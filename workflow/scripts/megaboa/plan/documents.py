@@ -201,6 +201,7 @@ def index_key(run: RunSpec) -> Tree | None:
         **({"tuning": {name: run.tuning[name] for name in _TUNED_SAMPLES}} if run.is_tuned else {}),
         "data": {name: value for name, value in data.items() if name not in _SAME_SAMPLES},
         "fim": bool(data.get("fim")),
+        **({"steps_before": run.steps_before} if run.steps_before else {}),  # what training reads is counted from there
         "training": {name: run.training.get(name) for name in _SAMPLES},
         "tokenizer": recipe or model["tokenizer"] or [model.get("hf"), model.get("revision")],
         "overrides": {field: value for field, value in run.overrides.items() if field.startswith(_SAMPLE_FIELDS)},

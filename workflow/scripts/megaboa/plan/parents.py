@@ -301,10 +301,11 @@ def with_parent(run: Run, experiment: str, name: str, step: int, identity: str |
     parent = Parent(experiment=experiment, run=name, iteration=step, load=load, identity=identity)
     if run.run.is_tuned:
         parent = replace(parent, load=Load(optimizer=False, rng=False), weights_only=True)
-    row = {**run.row, "parent": str(parent)}
-    if isinstance(row["train_iters"], int):
-        row["jobs"] = documents.jobs(row["train_iters"] - parent.steps_done, run.config)
-    return replace(run, run=replace(run.run, parent=parent), row=row)
+    spec = replace(run.run, parent=parent)
+    facts = replace(run.facts, training=replace(run.facts.training, steps_before=spec.steps_before))
+    row = {**run.row, "parent": str(parent), "jobs": documents.jobs(facts.training.own_iters, run.config)}
+    launch = replace(run.launch, index=documents.index_name(spec))
+    return replace(run, run=spec, launch=launch, row=row, facts=facts)
 
 
 def listed(names: list[str]) -> str:

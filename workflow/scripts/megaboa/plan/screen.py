@@ -208,7 +208,7 @@ def _held(asked: Resources) -> int:
 
 def _expected_hours(run: Run) -> float:
     asked = run.config.resources
-    return _held(asked) * run.row["train_iters"] * (asked.step_seconds or 0) / 3600
+    return _held(asked) * (run.facts.training.own_iters or 0) * (asked.step_seconds or 0) / 3600
 
 
 def _range(values: Iterable[float]) -> Range:

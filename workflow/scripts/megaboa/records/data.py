@@ -312,7 +312,8 @@ class CorpusRead(Record):
 
     name: str
     weight: float
-    tokens_asked: int
+    tokens_asked: int  # by the run itself
+    tokens_before: int = field(default=0, metadata=IF_SET)  # of the samples before, which are a parent's
     tokens: int  # available
     epochs: float
 

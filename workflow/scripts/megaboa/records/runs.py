@@ -201,6 +201,11 @@ class RunSpec(Record):
     tuning: Tree = field(default_factory=dict, metadata=IF_SET)  # of other tasks; includes the template's text
 
     @property
+    def steps_before(self) -> int:
+        """Steps of the parent, after which the run begins; 0 if it has none."""
+        return self.parent.steps_done if self.parent else 0
+
+    @property
     def is_tuned(self) -> bool:
         """Whether the run is fine-tuned on examples."""
         return self.task != "pretrain"
