@@ -114,6 +114,30 @@ def test_a_child_has_seen_its_parents_tokens_too(tmp_path):
     text = card(child, made.source(), 20, None, made.trained(train_iters=20), None, None, {})
     assert f"| tokens seen | {(10 * 4 + 10 * 8) * 64:,} |" in text
     assert "| started from | iteration 10 of old: small |" in text
+    read = f"| wiki | 1 of the blend, about {10 * 4 * 64:,} tokens read; "
+    assert f"## Data of old/small@10\n\n| | |\n|---|---|\n{read}the corpus has changed since, or is gone |" in text
+
+
+def test_data_of_parents_and_of_their_parents_is_named(tmp_path):
+    def parent(experiment, corpus, digest, **more):
+        folder = tmp_path / "results" / experiment
+        write_json(folder / "runs/r/run.json", {**RUN, "data": {"blend": {corpus: 1.0}, "split": "98,1,1"}, **more})
+        write(folder / f"data/{corpus}.json", made.corpus(made.dataset(documents=3, tokens=99), digest="d" * 40))
+        store = tmp_path / "store" / experiment
+        write_json(store / "identity.json", {"run": {}, "corpora": {corpus: digest}})
+        write(folder / "runs/r/train.json", made.trained(store=str(store)))
+        load = {"optimizer": True, "rng": True}
+        return {"parent": {"experiment": experiment, "run": "r", "iteration": 10, "load": load}}
+
+    first = parent("first", "web", "d" * 40)
+    second = parent("second", "code", "another", **{"parent": {**first["parent"], "iteration": 4}})
+    text = card_of(tmp_path, run={**RUN, **second}, iteration=50)
+    one, two = text.split("## Made")[0].split("## Data of ")[1:]
+    assert f"| tokens seen | {50 * 8 * 64:,} |" in text
+    assert one.startswith("second/r@10\n") and f"code | 1 of the blend, about {6 * 8 * 64:,} tokens read; the" in one
+    assert (
+        two.startswith("first/r@4\n") and f"about {4 * 8 * 64:,} tokens read; 3 documents, 99 tokens, digest d" in two
+    )
 
 
 def test_weights_and_tokens_read_of_each_corpus_and_which_was_only_evaluated(tmp_path):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 from megaboa.blends import split_blends
 from megaboa.bridge.as_trained import as_trained
 from megaboa.layout import NAMES
 from megaboa.paths import ADAPTER, CHAT_TEMPLATE, RunFolder
-from megaboa.records import LM_LOSS, Evaluated, ModelSource, TrainRecord
+from megaboa.records import LM_LOSS, Corpus, Evaluated, Identity, ModelSource, TrainRecord, read_if_there
+from megaboa.store_paths import RunStore
 
 TASKS = {
     "pretrain": "Pretrained",
@@ -37,7 +39,8 @@ def card(
         + (f" of {train.train_iters}.\n" if train.train_iters else ".\n"),
         *_tuning(folder),
         _table("Training", _training(folder, source, iteration, evaluation)),
-        _table("Data", _data(folder, iteration)),
+        _table("Data", _data(folder, iteration, folder.corpora)),
+        *_data_of_parents(folder),
         _table("Made with", {"commit": commit or "unknown", **versions, "run": train.identity}),
     ]
     return "\n".join(sections)
@@ -110,16 +113,41 @@ def _tokens_before(folder: RunFolder) -> int:
     return _tokens(folder.parent_folder, parent.iteration) if parent else 0
 
 
-def _data(folder: RunFolder, iteration: int) -> dict[str, str]:
+def _data_of_parents(folder: RunFolder) -> list[str]:
+    """What the run's parent read up to the checkpoint, the parent's own parent, and so on."""
+    sections = []
+    while (parent := folder.run.parent) and (folder := folder.parent_folder):
+        sections.append(_table(f"Data of {parent}", _data(folder, parent.iteration, _corpora_as_read(folder))))
+    return sections
+
+
+def _corpora_as_read(folder: RunFolder) -> dict[str, Corpus]:
+    """The corpora of a parent whose manifests still are those that it was trained with: its experiment may have changed
+    since."""
+    found = {name: read_if_there(Corpus, path) for name, path in folder.corpus_manifests.items()}
+    train = read_if_there(TrainRecord, folder.train_manifest)
+    identity = train and read_if_there(Identity, RunStore(Path(train.store)).identity)
+    return {
+        name: corpus
+        for name, corpus in found.items()
+        if corpus and (identity is None or identity.corpora.get(name) == corpus.digest)
+    }
+
+
+def _data(folder: RunFolder, iteration: int, corpora: dict[str, Corpus]) -> dict[str, str]:
     """Training data, each with its share of the blend and the tokens read; corpora only used for evaluation say so."""
     trained = split_blends(folder.run.data).get("train", {})
     own = _tokens(folder, iteration) - _tokens_before(folder)
     rows = {}
-    for name, corpus in folder.corpora.items():
+    for name in folder.corpus_manifests:
+        corpus = corpora.get(name)
         share = trained.get(name, 0) / (sum(trained.values()) or 1)
         use = (
             f"{share:.4g} of the blend, about {share * own:,.0f} tokens read" if share else "not trained on, evaluated"
         )
+        if corpus is None:
+            rows[name] = f"{use}; the corpus has changed since, or is gone"
+            continue
         if corpus.examples:  # token counts would include padding
             rows[name] = f"{corpus.documents:,} examples, digest {corpus.digest[:12]}"
             continue
