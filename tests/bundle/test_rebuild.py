@@ -3,6 +3,7 @@
 import importlib.metadata
 import json
 from dataclasses import replace
+from hashlib import sha256
 
 import pytest
 
@@ -12,7 +13,7 @@ from megaboa.bundle.crate import METADATA, metadata
 from megaboa.bundle.rebuild import MARKER, WITHOUT_TIMES, claim, compare, opened, other_packages
 from megaboa.commands.reproduce import reproduce, show
 from megaboa.errors import InputError
-from megaboa.files import canonical
+from megaboa.files import canonical, write_text
 from megaboa.observe.steps import step_rows, write_steps
 from megaboa.records import BundleEnvironment, BundleManifest, Step, plain
 
@@ -111,19 +112,63 @@ def test_it_says_which_files_are_equal_what_is_not_repeated_and_how_many(tmp_pat
     assert lines[5:] == ["1 of 3 files are equal, 0 of them but for measured times"] and ended.value.code == 1
 
 
-def test_inputs_that_the_bundle_lacks_are_named_before_anything_is_trained(tmp_path, capfd):
-    (tmp_path / "there.txt").write_text("text")
-    needed = tuple({"for": "corpora.text", "path": str(tmp_path / name)} for name in ("there.txt", "lost.txt"))
-    script = {"workflow/scripts/megaboa/__main__.py": DRAW, "results/tiny/report/data/same.tsv": b"x"}
+def asking_for(tmp_path, *needed):
+    script = {"workflow/scripts/megaboa/__main__.py": DRAW, "results/tiny/report/data/same.tsv": b"x", "a.yaml": b"1"}
     script["bundle.json"] = canonical(plain(replace(MANIFEST, needed=needed))).encode()
-    bundle = bundle_of(tmp_path / "x.zip", script)
+    return bundle_of(tmp_path / "x.zip", script)
+
+
+def text(path, content, **more):
+    return {"for": "corpora.text", "path": path, "bytes": len(content), "sha256": sha256(content).hexdigest(), **more}
+
+
+def test_texts_are_compared_with_the_bundles_checksums_before_anything_is_trained(tmp_path, capfd):
+    (tmp_path / "model").mkdir()
+    known = [text(f"texts/{name}.txt", b"text") for name in ("lost", "longer", "other", "same")]
+    model = {"for": "models.m.hf", "path": str(tmp_path / "model"), "digest": "d"}
+    bundle, out = asking_for(tmp_path, *known, model), tmp_path / "out"
+    for name, content in (("longer", "texts"), ("other", "toxt"), ("same", "text")):
+        write_text(out / f"run/texts/{name}.txt", content)
+    write_text(out / MARKER, "")
+    with pytest.raises(
+        SystemExit, match=r"^error: nothing was trained: put the missing files there, replace those that"
+    ):
+        main(["reproduce", str(bundle), "--into", str(out)])
+    texts = out / "run/texts"
+    assert capfd.readouterr().out.splitlines()[-3:] == [
+        f"corpora.text: 1 of 4 files needed and not in the bundle is missing, such as {texts}/lost.txt",
+        f"corpora.text: 2 of 4 files differ from the bundle's: {texts}/longer.txt (5 bytes, 4 in the bundle), "
+        f"{texts}/other.txt (as long as in the bundle, and other content)",
+        f"models.m.hf: reads 1 file outside the bundle, such as {tmp_path}/model: not compared",
+    ]
+
+
+def test_with_all_that_it_needs_it_trains(tmp_path, capfd):
+    (tmp_path / "a.txt").write_text("text")
+    named = {"for": "corpora.globbed", "path": str(tmp_path / "*.txt")}  # of a corpus without a list of its files
+    bundle = asking_for(tmp_path, text(str(tmp_path / "a.txt"), b"text"), named)
     with pytest.raises(SystemExit, match=r"^error: the experiment did not run to its end; its results so far are in "):
         main(["reproduce", str(bundle), "--into", str(tmp_path / "out")])
-    there, lost = tmp_path / "there.txt", tmp_path / "lost.txt"
     assert capfd.readouterr().out.splitlines()[-2:] == [
-        f"read from outside the bundle: {there} (corpora.text)",
-        f"needed, not in the bundle, and not at {lost}: {lost} (corpora.text)",
+        f"corpora.text: reads 1 file outside the bundle, such as {tmp_path}/a.txt: as the bundle knows them",
+        f"corpora.globbed: reads 1 file outside the bundle, such as {tmp_path}/*.txt: not compared",
     ]
+
+
+@pytest.mark.parametrize("part", ["report", "run"])
+def test_an_edited_file_is_never_overwritten(tmp_path, part):
+    bundle, out = asking_for(tmp_path, text("lost.txt", b"text")), tmp_path / "out"
+    with pytest.raises(InputError, match="put the missing files there"):
+        reproduce(bundle, out, figures_only=False)
+    edited = out / part / "a.yaml"
+    edited.write_text("2")
+    with pytest.raises(InputError, match=rf"out/{part}: a\.yaml differs from the bundle, .*copy this folder to one of"):
+        reproduce(bundle, out, figures_only=False)
+    assert edited.read_text() == "2"
+    edited.unlink()
+    with pytest.raises(InputError, match="put the missing files there"):
+        reproduce(bundle, out, figures_only=False)
+    assert edited.read_text() == "1"
 
 
 def test_packages_of_other_versions_are_named():

@@ -70,6 +70,10 @@ class Archive(Mapping[str, bytes]):
                 stream.writelines(self._pieces(self._entries[name]))
             partial.replace(path)
 
+    def unpack_missing(self, names: Iterable[str], folder: Path) -> None:
+        """Unpack the files that the folder doesn't have, so that others keep their time stamps."""
+        self.unpack((name for name in names if not (folder / name).exists()), folder)
+
     def _pieces(self, entry: zipfile.ZipInfo) -> Iterator[bytes]:
         with _whole(self._path), self._zip.open(entry) as stream:
             while piece := stream.read(_PIECE):

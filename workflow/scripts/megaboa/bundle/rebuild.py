@@ -23,8 +23,9 @@ import pandas as pd
 from megaboa.bundle.archive import Archive
 from megaboa.bundle.contents import MANIFEST
 from megaboa.bundle.crate import METADATA, checksums
+from megaboa.check.refusals import some_of
 from megaboa.errors import InputError
-from megaboa.files import write_text
+from megaboa.files import file_digest, write_text
 from megaboa.metrics import is_timed
 from megaboa.paths import CARD, ExperimentFolder
 from megaboa.records import BundleManifest, parse
@@ -68,15 +69,37 @@ def claim(folder: Path) -> None:
             f"--into {folder}: exists, and is not a folder of `make reproduce` (it has no {MARKER}): nothing in it "
             f"was touched. Name one that is new or empty"
         )
-    write_text(marker, "Made by `make reproduce`; its next call overwrites it.\n")
+    write_text(marker, "Made by `make reproduce`, which resumes here. To change something, copy run/ elsewhere.\n")
+
+
+def for_report(files: Archive, manifest: BundleManifest) -> list[str]:
+    """The bundle's files from which the report is built again."""
+    return [name for name in files if not name.startswith(f"results/{manifest.experiment}/report/")]
+
+
+def for_runs(files: Archive) -> list[str]:
+    """The bundle's files from which the experiment runs again."""
+    return [name for name in files if not name.startswith("results/")]
+
+
+def refuse_edited(files: Archive, names: Iterable[str], folder: Path) -> None:
+    """Refuse a folder with files that differ from the bundle's: somebody has edited them."""
+    edited = [name for name in names if (folder / name).is_file() and file_digest(folder / name) != files.digest(name)]
+    if edited:
+        raise InputError(
+            f"{folder}: {some_of(edited)} differ{'s' if len(edited) == 1 else ''} from the bundle, as after an edit: "
+            "nothing was touched. To change something, copy this folder to one of your own, and call Snakemake there; "
+            f"to reproduce the bundle, remove {'that file' if len(edited) == 1 else 'those files'}, or use another "
+            "folder (--into)"
+        )
 
 
 def report_again(files: Archive, manifest: BundleManifest, folder: Path) -> list[Compared]:
     """The report's figures and their data, from the metrics of the bundle."""
     results = f"results/{manifest.experiment}"
-    if folder.exists():
-        shutil.rmtree(folder)
-    files.unpack((name for name in files if f"{results}/report/" not in name), folder)
+    if (made := folder / results / "report").exists():
+        shutil.rmtree(made)
+    files.unpack_missing(for_report(files, manifest), folder)
     earlier = "workflow/scripts/report.py"  # in bundles from before `megaboa report`
     command = [earlier] if earlier in files else ["workflow/scripts/megaboa", "report"]
     command += ["--settings", f"{results}/specs/report.json"]
@@ -88,7 +111,6 @@ def report_again(files: Archive, manifest: BundleManifest, folder: Path) -> list
 def run_again(files: Archive, manifest: BundleManifest, folder: Path) -> list[Compared]:
     """Run the whole experiment. Resumes partial results."""
     experiment = manifest.experiment
-    files.unpack((name for name in files if not name.startswith("results/")), folder)
     command = ["-m", "snakemake", "--profile", "profiles/local", "--configfile", *manifest.config]
     if len(manifest.device) == 1:  # the configuration may leave it open
         command += ["--config", f"device={manifest.device[0]}"]

@@ -6,13 +6,17 @@ import sys
 from pathlib import Path
 
 from megaboa import commands
+from megaboa.bundle import needed
 from megaboa.bundle.rebuild import (
     WITHOUT_TIMES,
     Compared,
     claim,
+    for_report,
+    for_runs,
     is_on_cpu,
     opened,
     other_packages,
+    refuse_edited,
     report_again,
     run_again,
 )
@@ -44,23 +48,26 @@ def reproduce(bundle: Path, into: Path | None, figures_only: bool) -> list[Compa
     files, manifest = opened(bundle)
     folder = into or FOLDER / f"{bundle.stem}-{file_digest(bundle)[:12]}"
     claim(folder)
+    report, runs = folder / "report", folder / "run"
+    trains = not figures_only and is_on_cpu(manifest)
+    refuse_edited(files, for_report(files, manifest), report)
+    if trains:
+        refuse_edited(files, for_runs(files), runs)
     print(f"code of {bundle} runs now as you, without your environment's secrets, in {folder}", flush=True)
     for package in other_packages(manifest):
         print(f"other package: {package}", flush=True)
-    compared = show("figures from the bundle's metrics", report_again(files, manifest, folder / "report"))
+    compared = show("figures from the bundle's metrics", report_again(files, manifest, report))
     if figures_only:
         return compared
-    if not is_on_cpu(manifest):
+    if not trains:
         print(
             f"runs: not repeated, as they need GPUs: `snakemake --profile {cluster().profile}` in a clone, with the "
             "bundle's config"
         )
         return compared
-    for one in manifest.needed:
-        place = folder / "run" / Path(one["path"]).expanduser()
-        said = "read from outside the bundle" if place.exists() else f"needed, not in the bundle, and not at {place}"
-        print(f"{said}: {one['path']} ({one['for']})", flush=True)
-    return compared + show("runs from the bundle's configuration", run_again(files, manifest, folder / "run"))
+    files.unpack_missing(for_runs(files), runs)
+    needed.require(manifest, runs)
+    return compared + show("runs from the bundle's configuration", run_again(files, manifest, runs))
 
 
 def show(title: str, compared: list[Compared]) -> list[Compared]:
