@@ -83,6 +83,20 @@ def test_a_budget_names_what_is_exceeded():
     assert exceeded["budget.disk"].startswith("50G is less than the 108 GB that the plan writes")
 
 
+@pytest.mark.parametrize(
+    ("hours", "limit", "disk_bytes", "disk", "said"),
+    [
+        (0.00015012, 0.00013, 5.66e6, "4M", ("0.00013 is less than the 0.00015 GPU", "4M is less than the 5.66 MB")),
+        (5000.04, 5000, 2.00004e13, "20T", ("5,000 is less than the 5,000.04 GPU", "20T is less than the 20.0004 TB")),
+        (12345.6, 1.5, 3.2e12, "900G", ("1.5 is less than the 12,300 GPU", "900G is less than the 3.2 TB")),
+    ],
+)
+def test_a_budget_is_never_less_than_the_same_number(hours, limit, disk_bytes, disk, said):
+    exceeded = costs.over_budget(costs.Total(0, 0, hours, disk_bytes, 0), limit, disk)
+    for text, start in zip(exceeded.values(), said, strict=True):
+        assert text.startswith(start)
+
+
 RUN = {
     "model": {"name": "dense", "init": "scratch", "hf": "a/b"},
     "training": {"global_batch_size": 8, "micro_batch_size": 1, "seq_length": 64, "precision": "fp32", "seed": 1},

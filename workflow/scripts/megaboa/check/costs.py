@@ -229,7 +229,16 @@ def over_budget(found: Total, gpu_hours: float | None, disk: str | None) -> dict
     missing = f" (without {counted(found.unknown, 'run')} of which that isn't known)" if found.unknown else ""
     problems = {}
     if gpu_hours is not None and found.gpu_hours > gpu_hours:
-        problems["budget.gpu_hours"] = f"{gpu_hours:,.6g} is less than the {found.gpu_hours:,.0f} GPU-hours of the plan"
+        hours = _above(found.gpu_hours, gpu_hours)
+        problems["budget.gpu_hours"] = f"{gpu_hours:,.6g} is less than the {hours} GPU-hours of the plan"
     if disk is not None and found.disk_bytes > bytes_of(disk):
-        problems["budget.disk"] = f"{disk} is less than the {found.disk_bytes / 1e9:,.0f} GB that the plan writes"
+        unit = next((one for one in reversed(UNITS) if UNITS[one] <= found.disk_bytes), "M")
+        written = _above(found.disk_bytes / UNITS[unit], bytes_of(disk) / UNITS[unit])
+        problems["budget.disk"] = f"{disk} is less than the {written} {unit}B that the plan writes"
     return {key: text + missing for key, text in problems.items()}
+
+
+def _above(number: float, limit: float) -> str:
+    """A number above a limit, with as many digits, at least three, as show that it is."""
+    rounded = (float(f"{number:.{digits}g}") for digits in range(3, 18))
+    return f"{next(one for one in rounded if one > limit):,.15g}"
