@@ -120,6 +120,7 @@ MISTAKES = [
     mistake("hexadecimal", "training.seed", "0x10", "decimal", replace=training("seed: 0x10")),
     mistake("base 60", "resources.runtime", "1:30", "base 60", add="resources: {runtime: 1:30}\n"),
     mistake("not a number", "optimizer.lr", ".nan", "finite", add="optimizer: {lr: .nan}\n"),
+    mistake("not a number in the sweep", "sweep.runs.a.optimizer.lr", ".nan is not a finite number", add=sweep("{runs: {a: {optimizer.lr: .nan}}}")),
     mistake("infinite", "optimizer.lr", ".inf", "finite", add="optimizer: {lr: .inf}\n"),
     mistake("overflow", "optimizer.lr", "1e999", "finite", add="optimizer: {lr: 1e999}\n"),
     mistake("negative", "training.micro_batch_size", "-1", "greater than 0", replace=training("micro_batch_size: -1")),
@@ -275,6 +276,9 @@ MISTAKES = [
     mistake("export of no run", "export.runs", "there is no run 'rum'", "did you mean 'run'", add="export: {runs: [rum]}\n"),
     mistake("agreement with no run", "report.agreements[0].reference", "did you mean 'run'", add="report: {agreements: [{reference: rnu, runs: ['*']}]}\n"),
     # expressions
+    mistake("unknown name for the length", "training.train_iters", "'x'", "mbs, seq_length, tp, pp", replace=(ITERS, "  train_iters: x / 2\n")),
+    mistake("unknown name in the sweep", "sweep.runs.a.optimizer.lr", "'lrr' uses the unknown name 'lrr'; allowed", "cp, ep", add=sweep("{runs: {a: {optimizer.lr: lrr}}}")),
+    mistake("length by itself", "training.train_iters", "depends on itself", "mbs, seq_length, tp, pp", replace=(ITERS, "  train_iters: train_iters / 2\n")),
     mistake("unknown name", "training.micro_batch_size", "'gbz'", "did you mean 'gbs'", replace=training("micro_batch_size: gbz / 2")),
     mistake("attribute", "training.micro_batch_size", "not allowed: 'gbs.real'", replace=training("micro_batch_size: gbs.real")),
     mistake("call", "training.micro_batch_size", "not allowed", replace=training("micro_batch_size: open('f')")),

@@ -52,7 +52,7 @@ def value_problems(path: Path, value: Any, raw: Tree) -> list[str]:
         return wrong
     section, field = (Model, path[2]) if path[0] == "models" else (keys.sweepable()[".".join(path)].section, path[-1])
     try:
-        _adapter(section, field).validate_python(value, strict=True)
+        _adapter(section, field).validate_python(value, strict=True, context={"field": field})
     except ValidationError as error:
         return [_message(detail, (*path, *detail["loc"]), section, field) for detail in error.errors(include_url=False)]
     if path[0] == "models":

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
-from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationInfo
 from pydantic_core import CoreSchema, core_schema
 
 from megaboa.config.problems import nearest
@@ -77,47 +77,55 @@ _FUNCTIONS: dict[str, Callable[..., Number]] = {
     "sqrt": math.sqrt,
     "log": math.log,
 }
-_ONLY = "allowed: numbers, + - * / // % **, " + ", ".join(_FUNCTIONS) + ", and the names " + ", ".join(NAMES)
+LENGTHS = ("train_iters", "train_tokens")  # each is calculated from the other
+
+
+def names_for(field: str | None) -> list[str]:
+    """Names that the expression of a field can use: all but those that depend on the field itself."""
+    own = {name for name, key in NAMES.items() if key and key.rpartition(".")[2] == field}
+    own |= set(LENGTHS) if own & set(LENGTHS) else set()
+    return [name for name in NAMES if name not in own]
 
 
 @functools.lru_cache(maxsize=4096)
-def parse(text: str) -> ast.expr:
-    """The checked syntax tree of an expression."""
+def parse(text: str, field: str | None = None) -> ast.expr:
+    """The checked syntax tree of an expression. `field`: the last part of its key, for the message."""
+    names = names_for(field)
+    allowed = f"allowed: numbers, + - * / // % **, {', '.join(_FUNCTIONS)}, and the names {', '.join(names)}"
     if len(text) > MAX_LENGTH:
         raise FormulaError(f"is longer than {MAX_LENGTH} characters")
     try:
         tree = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise FormulaError(f"is neither a number nor an expression; {_ONLY}") from None
+        raise FormulaError(f"is neither a number nor an expression; {allowed}") from None
     if isinstance(tree, ast.Constant) and isinstance(tree.value, int | float) and not isinstance(tree.value, bool):
         raise FormulaError(f"is text: write {text.strip()} without quotes")
-    _check(tree)
+    if wrong := _wrong(tree, names):
+        raise FormulaError(f"{wrong}; {allowed}")
     return tree
 
 
-def _check(node: ast.expr) -> None:
+def _wrong(node: ast.expr, names: list[str]) -> str | None:
+    """What an expression mustn't have; None if it may have all of its parts. `names`: those to suggest."""
     match node:
         case ast.Constant(value=bool()):
-            raise FormulaError(f"is not a number; {_ONLY}")
+            return "is not a number"
         case ast.Constant(value=int() | float()):
-            pass
+            return None
         case ast.Name(id=name) if name in NAMES:
-            pass
+            return None
         case ast.Name(id=name):
-            hint = nearest(name, NAMES)
-            raise FormulaError(
-                f"uses the unknown name {name!r}" + (f"; did you mean {hint!r}?" if hint else "") + f"; {_ONLY}"
-            )
+            hint = nearest(name, names)
+            return f"uses the unknown name {name!r}" + (f"; did you mean {hint!r}?" if hint else "")
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
-            _check(left)
-            _check(right)
+            parts = [left, right]
         case ast.UnaryOp(op=op, operand=operand) if type(op) in _OPERATORS:
-            _check(operand)
+            parts = [operand]
         case ast.Call(func=ast.Name(id=name), args=[_, *_] as args, keywords=[]) if name in _FUNCTIONS:
-            for arg in args:
-                _check(arg)
+            parts = args
         case _:
-            raise FormulaError(f"has a part that is not allowed: {ast.unparse(node)!r}; {_ONLY}")
+            return f"has a part that is not allowed: {ast.unparse(node)!r}"
+    return next((wrong for part in parts if (wrong := _wrong(part, names))), None)
 
 
 def evaluate(text: str, lookup: Callable[[str], Number]) -> Fraction:
@@ -166,7 +174,7 @@ class Formula:
     """Annotation of a numeric field: an expression may stand for the number until the run is planned."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_wrap_validator_function(self._validate, handler(source))
+        return core_schema.with_info_wrap_validator_function(self._validate, handler(source))
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         number = handler(schema)
@@ -178,9 +186,9 @@ class Formula:
         return {"anyOf": [number, text]}
 
     @staticmethod
-    def _validate(value: Any, handler: Callable[[Any], Any]) -> Any:
+    def _validate(value: Any, handler: Callable[[Any], Any], info: ValidationInfo) -> Any:
         if isinstance(value, str):
-            parse(value)
+            parse(value, info.field_name or (info.context or {}).get("field"))  # without a name if it is in a sweep
             return value
         if isinstance(value, float) and value.is_integer() and abs(value) < 2**63:
             value = int(value)  # 1e9 tokens; a field of type float converts it back

@@ -78,16 +78,15 @@ def load(
     if files and raw.get("experiment") is None:
         raw["experiment"] = files[0].stem
         places["experiment",] = (str(files[0]), 0)
-    experiment = None
+    refused = {(problem.key, problem.line) for problem in problems}  # values that are null by now
+    experiment, wrong = None, []
     try:
         experiment = Experiment.model_validate(raw)
     except ValidationError as error:
-        seen = {(problem.key, problem.line) for problem in problems}  # values refused by the reader are null by now
-        translated = check.translate(error, raw, places)
-        problems += [problem for problem in translated if (problem.key, problem.line) not in seen]
-    factors, replaced, wrong = sweep.read(raw, places)
-    problems += wrong
-    problems += check.references(raw, places, factors, contents)
+        wrong += check.translate(error, raw, places)
+    factors, replaced, of_sweep = sweep.read(raw, places)
+    wrong += [*of_sweep, *check.references(raw, places, factors, contents)]
+    problems += [problem for problem in wrong if (problem.key, problem.line) not in refused]
     if unreadable:  # keys missing in the other files may be in the unreadable one
         problems = [problem for problem in problems if "is missing" not in problem.message]
     if problems or experiment is None:

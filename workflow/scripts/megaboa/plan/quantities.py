@@ -99,7 +99,8 @@ def resolve(raw: Tree, quantities: Quantities) -> tuple[Tree, list[tuple[str, st
             value = quantities(name) if name else quantities.value(key, given)
             result = overlay(result, {(section, field): value})
         except FormulaError as error:
-            problems.append((key, f"the expression {given!r} {_sentence(error)}; names: {', '.join(formula.NAMES)}"))
+            names = ", ".join(formula.names_for(field))
+            problems.append((key, f"the expression {given!r} {_sentence(error)}; names: {names}"))
     return result, problems
 
 
