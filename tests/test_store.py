@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from ordinary_user import as_ordinary_user
 
 from megaboa import store
 from megaboa.calls import lock
@@ -18,6 +19,16 @@ def test_folder_is_readable_and_changes_with_the_identity(tmp_path):
     one = store.folder(tmp_path, "corpora", "wiki", {"tokenizer": "a"})
     assert one.parent == tmp_path / "corpora" / "wiki" and len(one.name) == 12
     assert one != store.folder(tmp_path, "corpora", "wiki", {"tokenizer": "b"})
+
+
+def test_a_store_in_which_this_user_cannot_write_is_found(tmp_path):
+    assert store.closed(tmp_path / "new" / "store") is None
+    (tmp_path / "store" / "runs").mkdir(parents=True)
+    (tmp_path / "store").chmod(0o777)
+    (tmp_path / "store" / "runs").chmod(0o555)
+    with as_ordinary_user(tmp_path):
+        assert store.closed(tmp_path / "store") == tmp_path / "store" / "runs"
+        assert store.closed(tmp_path / "store" / "runs" / "new") == tmp_path / "store" / "runs"
 
 
 def test_a_payload_is_there_whole_or_not_at_all(tmp_path):

@@ -174,6 +174,14 @@ CASES = {
         {"gpus_per_node": 8, "tasks_per_node": 8},
         {"gpus_per_node": 8},
     ),
+    "heads_divide_the_hidden_size": Case(
+        {"family": "llama", "hidden": 33, "heads": 4},
+        "model.hidden_size",
+        "4 attention heads don't divide 33",
+        (32, 36),
+        {"family": "qwen3", "hidden": 33, "heads": 4},
+        {"family": "llama", "hidden": 32, "heads": 4},
+    ),
     "heads_divide": Case(
         {"heads": 20, "tp": 8},
         "parallel.tp",

@@ -13,7 +13,7 @@ import pytest
 
 import megaboa
 from megaboa.calls.beginning import introduce
-from megaboa.check import fit
+from megaboa.check import fit, tensors
 from megaboa.config import ConfigError
 from megaboa.plan import families, specifications
 from megaboa.plan.families import UnknownFamilyError, count_parameters
@@ -56,6 +56,18 @@ def test_the_list_is_that_of_the_installed_bridge():
         assert qk_norm is None or families.has_qk_norm({"model_type": family}) == qk_norm, family
         assert (family in families.FUSED_ACTIVATION) == fused, family
         assert family not in fit.UNFUSED or activation == "silu", family
+
+
+def test_whose_heads_must_divide_the_hidden_size():
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    refused = set()
+    for family in families.CONVERTIBLE & set(CONFIG_MAPPING):
+        try:
+            CONFIG_MAPPING[family](hidden_size=33, num_attention_heads=4, num_key_value_heads=4)
+        except Exception as error:
+            refused |= {family} if "not a multiple of the number of attention heads" in str(error) else set()
+    assert refused == tensors.OF_WHOLE_HEADS
 
 
 def test_a_family_that_bridge_lacks_is_refused_with_its_place(plan_of):

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from ordinary_user import as_ordinary_user
 
 from megaboa.config import ConfigError, load
 from megaboa.plan import Plan, make_plan
@@ -498,3 +499,14 @@ def test_a_folder_without_a_tokenizer_is_refused_before_it_is_imported(plan_of, 
         plan_of(text)
     (tmp_path / "tokenizer.json").write_text("{}")
     assert plan_of(text).runs[0].model == "other"
+
+
+def test_a_store_that_cannot_be_written_is_a_note(
+    plan_of: PlanOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tmp_path.chmod(0o777)
+    Path("held").mkdir(mode=0o555)
+    with as_ordinary_user(tmp_path):
+        (note,) = plan_of(**{"training.train_iters": 10, "store": "held/store"}).notes
+    assert note == f"warning: store: you can't write in {tmp_path / 'held'}: jobs that make something will fail"

@@ -26,6 +26,15 @@ def folder(store: str | Path, kind: str, name: str, identity: Any) -> Path:
     return Path(store) / kind / name / digest(identity)[:ID_LENGTH]
 
 
+def closed(store: str | Path) -> Path | None:
+    """The folder in which this user can't write what belongs into the store; None if all are open."""
+    there = Path(store)
+    if not there.exists():
+        there = next(parent for parent in there.absolute().parents if parent.exists())
+    inside = [path for path in Path(store).glob("*") if path.is_dir()]
+    return next((path for path in (there, *inside) if not os.access(path, os.W_OK | os.X_OK, effective_ids=True)), None)
+
+
 @contextlib.contextmanager
 def locked(path: str | Path, on_wait: Callable[[str], None] = lambda holder: None) -> Iterator[None]:
     """Hold an exclusive lock on a file.

@@ -15,6 +15,18 @@ ALIGNMENT = {
 }
 
 
+# Families of which transformers refuses a config whose heads don't divide the hidden size, even with a head_dim.
+OF_WHOLE_HEADS = frozenset(("deepseek_v2", "gemma2", "gemma3_text", "llama"))
+
+
+def heads_divide_the_hidden_size(f: Facts) -> Broken | None:
+    """The attention heads divide the hidden size, in families whose config transformers refuses otherwise."""
+    hidden, heads = f.model.hidden, f.model.heads
+    if f.model.family not in OF_WHOLE_HEADS or not hidden or not heads or hidden % heads == 0:
+        return None
+    return Broken("model.hidden_size", f"{heads} attention heads don't divide {hidden}", multiples(hidden, heads))
+
+
 def heads_divide(f: Facts) -> Broken | None:
     """Every tensor rank has the same number of attention heads; transformer_config.py refuses anything else."""
     heads, tp = f.model.heads, f.layout.tp
@@ -155,6 +167,7 @@ def tensor_overlap_is_not_switched_off(f: Facts) -> Broken | None:
 
 
 RULES = (
+    heads_divide_the_hidden_size,
     heads_divide,
     key_value_groups_divide,
     feed_forward_divides,

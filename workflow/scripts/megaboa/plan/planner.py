@@ -25,6 +25,7 @@ from megaboa.plan.parents import Parents, listed, planned_steps, saved_for_other
 from megaboa.plan.plan import Plan, Run
 from megaboa.plan.run_facts import known_check
 from megaboa.records import AgreementSpec, Preflight, Tree, read_if_there
+from megaboa.store import closed
 
 MAX_RUNS = 100_000
 GATHERED = (
@@ -98,7 +99,7 @@ class _Planner:
             agreements=agreements,
             published=published,
             warnings=self.each.warnings,
-            notes=self.loaded.notes,
+            notes=(*self.loaded.notes, *of_store(self.base.store)),
         )
 
     def plan_of(self, names: Collection[str]) -> Plan | None:
@@ -222,6 +223,12 @@ def over_budget(runs: Collection[Run], exports: Collection[str], budget: Budget,
         for run in runs
     ]
     return costs.over_budget(costs.total(found), budget.gpu_hours, budget.disk)
+
+
+def of_store(store: str) -> list[str]:
+    """A warning, not an error: where everything is made, nothing is written there."""
+    path = closed(store)
+    return [f"warning: store: you can't write in {path}: jobs that make something will fail"] if path else []
 
 
 def unkept(run: Run, wanted: Literal["all"] | Along | None) -> str | None:
