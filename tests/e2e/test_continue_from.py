@@ -184,7 +184,7 @@ def test_parents_are_recorded_and_shown(workspace, later):
     }
     assert train["bytes"] == sum(kept["bytes"] for kept in train["checkpoints"]) > 0
     assert "family/same@20" in workspace.results("later", "plan.tsv").read_text()
-    assert "after family/same@20" in workspace.results("later", "report", "index.html").read_text()
+    assert "steps 21 to 24, after family/same@20" in workspace.results("later", "report", "index.html").read_text()
     summary = workspace.json("later", "runs", "grandchild", "metrics", "summary.json")
     assert (summary["state"], summary["steps"], summary["parent"]["run"]) == ("PASS", 4, "same")
     assert workspace.planned("--configfile", later) == {}
@@ -256,5 +256,5 @@ def test_a_run_goes_on_under_its_own_name_with_more_steps_and_in_another_layout(
     changed = {name: one for name, one in halfway["differences"].items() if not name.startswith("optimizer.")}
     assert changed and not any(one["kinds"] for one in changed.values()), "one model, whatever the layout"
     assert all(0 < one["relative"] < 1 for one in changed.values()), "three steps have moved every tensor"
-    assert "after itself/a@6" in workspace.results("itself", "report", "index.html").read_text()
+    assert "steps 7 to 9, after itself/a@6" in workspace.results("itself", "report", "index.html").read_text()
     assert workspace.planned("--configfile", config) == {}

@@ -11,7 +11,7 @@ import pytest
 from megaboa.config import ConfigError
 from megaboa.files import digest, read_json, write_json
 from megaboa.paths import RunFolder
-from megaboa.plan import Plan
+from megaboa.plan import Plan, screen
 from megaboa.plan.parents import planned_steps
 from megaboa.plan.screen import submission
 from megaboa.plan.shared import Shared
@@ -106,6 +106,17 @@ def test_costs_and_index_are_of_the_steps_that_the_run_trains_itself(
     assert whole.runs[0].launch.index != rest.runs[0].launch.index
     said = problems(plan_of, f"{text}continue_from: old/base@20\nbudget: {{gpu_hours: 6.6}}")
     assert "6.6 is less than the" in said
+
+
+def test_the_screen_says_which_steps_follow_which_checkpoint(plan_of: PlanOf) -> None:
+    runs = "base: {training.train_iters: 50}, one: {continue_from: small/base@20}, two: {continue_from: small/base@20"
+    text = f"sweep: {{runs: {{{runs}, training.seed: 2}}, last: {{continue_from: small/base}}}}}}\n"
+    plan = plan_of(f"{text}training: {{train_iters: 100}}", **{"checkpoint.save_interval": 10})
+    assert screen.continued(plan) == [
+        "continue from a checkpoint:",
+        "  one, two: steps 21 to 100, after small/base@20",
+        "  last: steps 51 to 100, after small/base@50",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -104,6 +104,17 @@ def run(name, seconds=0.4818, gpu="NVIDIA H200", reserved=None, **plan):
     return RunResult(name, {**PLAN, **plan}, "PASS", summary=summary)
 
 
+def test_a_run_with_a_parent_is_whole_after_its_own_steps():
+    parent = {"experiment": "mine", "run": "base", "iteration": 20, "load": {"optimizer": True, "rng": True}}
+    whole = run("a", train_iters="40")
+    child, tuned = (
+        dataclasses.replace(whole, asked={"parent": {**parent, **more}}) for more in ({}, {"weights_only": True})
+    )
+    assert (whole.steps_asked, whole.continues) == ("40", None)
+    assert (child.steps_asked, child.continues) == ("20", "steps 21 to 40, after mine/base@20")
+    assert (tuned.steps_asked, tuned.continues) == ("40", "from the weights of mine/base@20")
+
+
 def test_the_ratio_and_the_conditions_that_differ():
     alike, other = run("a"), run("b", gpu="NVIDIA H100 80GB HBM3", gbs="64", params="recipe", precision="bf16_mixed")
     first, second, *_ = gap_rows(TABLE, [alike, other])

@@ -59,7 +59,7 @@ def lines(
         jobs = [replace(job, reason=f"{job.reason} ({packages})") if job.kind == "image" else job for job in jobs]
     order = {run.name: index for index, run in enumerate(plan.runs)}
     rows = table(sorted(jobs, key=lambda job: order.get(job.of, 0)), list(dict.fromkeys(job.kind for job in jobs)))
-    shown = [heading(plan), *swept(plan), "", *rows, *outlooks, *submission]
+    shown = [heading(plan), *swept(plan), *continued(plan), "", *rows, *outlooks, *submission]
     shown += [] if everything else [f"every job with its files and command: the same call with {DETAILS}"]
     noted = [*plan.notes, *map(str, plan.invalid), *warnings(plan)]
     room = len(noted) if everything else max(FEWEST, LINES - len(shown) - 2)
@@ -88,6 +88,18 @@ def swept(plan: Plan) -> list[str]:
         names = _fitting(list(values)[SWEPT - 1 :], WIDTH)
         listed = [*listed[: SWEPT - 1], f"  and {len(listed) - SWEPT + 1} more keys: {names}"]
     return ["swept:", *listed] if listed else []
+
+
+def continued(plan: Plan) -> list[str]:
+    """The runs that continue from a checkpoint, and the steps that they train."""
+    groups: dict[str, list[str]] = {}
+    for run in plan.runs:
+        if parent := run.run.parent:
+            groups.setdefault(parent.steps(run.facts.training.iters), []).append(run.name)
+    listed = [f"  {some_of(names)}: {steps}" for steps, names in groups.items()]
+    if len(listed) > SWEPT:
+        listed = [*listed[: SWEPT - 1], f"  and {len(listed) - SWEPT + 1} more parents"]
+    return ["continue from a checkpoint:", *listed] if listed else []
 
 
 def table(jobs: Iterable[Job], order: Iterable[str]) -> list[str]:

@@ -171,6 +171,13 @@ class Parent(Record):
         """The number of steps that a run starting from this checkpoint counts as done."""
         return 0 if self.weights_only else self.iteration
 
+    def steps(self, last: int | None) -> str:
+        """The steps of a run that starts here: `steps 21 to 40, after mine/base@20`. `last`: None if it isn't known."""
+        if self.weights_only:
+            return f"from the weights of {self}"
+        first = self.iteration + 1
+        return f"{f'steps {first} to {last}' if last else f'from step {first}'}, after {self}"
+
     def __str__(self) -> str:
         return f"{self.experiment}/{self.run}@{self.iteration}"
 

@@ -18,6 +18,7 @@ from megaboa.records import (
     ExportedStep,
     ExportRecord,
     Goodput,
+    Parent,
     Preflight,
     RunCheck,
     Summary,
@@ -50,7 +51,7 @@ class RunResult:
     goodput: Goodput | None = None
     evaluation: dict[str, float] = field(default_factory=dict)
     along: tuple[ExportedStep, ...] = ()  # exports of checkpoints along the training
-    asked: Tree = field(default_factory=dict)  # run.json
+    asked: Tree = field(default_factory=dict)  # run.json, of a run with metrics
     launched: Tree = field(default_factory=dict)  # launch.json
 
     @property
@@ -67,10 +68,21 @@ class RunResult:
         return {"summary": self.summary, "goodput": self.goodput and plain(self.goodput)}
 
     @property
-    def parent(self) -> str | None:
-        """`<experiment>/<run>@<step>`, if the run continued from another's checkpoint."""
-        parent = self.plan.get("parent", "-")
-        return None if parent == "-" else parent
+    def steps_asked(self) -> str:
+        """Number of steps that the run itself trains, without its parent's."""
+        last, parent = self.plan["train_iters"], self._parent
+        return str(int(last) - parent.steps_done) if parent and last.isdigit() else last
+
+    @property
+    def continues(self) -> str | None:
+        """`steps 21 to 40, after mine/base@20`, if the run continued from a checkpoint."""
+        last, parent = self.plan["train_iters"], self._parent
+        return parent and parent.steps(int(last) if last.isdigit() else None)
+
+    @property
+    def _parent(self) -> Parent | None:
+        found = self.asked.get("parent")
+        return found and parse(Parent, found, f"run.json of {self.name}")
 
     @property
     def layout(self) -> str:
