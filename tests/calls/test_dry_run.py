@@ -25,13 +25,32 @@ NO_REASON = {
     ],
 )
 def test_why_a_job_runs_in_a_few_words(found, said):
+    assert why(found, ["x/run.json", "x/data.json"], ["x/run.json", "x/data.json"]) == said
+
+
+@pytest.mark.parametrize(
+    ("updated", "recorded", "now", "said"),
+    [
+        ({"t/new"}, ["t/a"], ["t/a", "t/new"], "new is new"),
+        ({"t/n1", "t/n2", "t/a"}, ["t/a"], ["t/a", "t/n1", "t/n2"], "a changed; n1, n2 are new"),
+        (set(), ["t/a", "t/b"], ["t/a"], "b is gone"),
+        ({"preview/run.json"}, ["runs/run.json"], ["preview/run.json"], "run.json changed"),  # of the plan
+        ({"t/a"}, None, ["t/a", "t/b"], "a changed"),  # nothing was recorded
+    ],
+)
+def test_inputs_that_changed_are_told_from_new_and_removed_ones(updated, recorded, now, said):
+    assert why({"updated_input": updated, "is_provenance_triggered": lambda: True}, recorded, now) == said
+
+
+def why(found, recorded, now):
     before = [SimpleNamespace(rule=SimpleNamespace(name=name)) for name in ("merge_corpus", "image")]
     dag = SimpleNamespace(
         reason=lambda job: SimpleNamespace(**{**NO_REASON, **found}),
         job_dependencies=lambda job: before,
         needrun=lambda job: job is before[0],
+        workflow=SimpleNamespace(persistence=SimpleNamespace(input=lambda path: recorded)),
     )
-    assert reason(dag, None) == said
+    return reason(dag, SimpleNamespace(input=now, output=["x/out.json"]))
 
 
 @pytest.mark.parametrize(

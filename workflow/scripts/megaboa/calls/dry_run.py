@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 import logging
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -65,10 +65,9 @@ def reason(dag: Any, job: Any) -> str:
         return "not made yet"
     if why.incomplete_output:
         return CUT_OFF
-    if changed := sorted({Path(path).name for path in why.updated_input - why.updated_input_run}):
-        return f"{some_of(changed)} changed"
-    if why.is_provenance_triggered():
-        return "its input files, parameters or command changed"
+    updated = why.updated_input - why.updated_input_run
+    if updated or why.is_provenance_triggered():
+        return _changes(dag, job, updated) or "its input files, parameters or command changed"
     return f"after {some_of(sorted({before.rule.name for before in dag.job_dependencies(job) if dag.needrun(before)}))}"
 
 
@@ -77,6 +76,26 @@ def _is_forced_by_user(dag: Any, job: Any) -> bool:
     asked = dag.workflow.dag_settings
     named = {*asked.forcerun, *(dag.targetfiles if asked.forcetargets else ())}
     return job.rule in dag.forcerules or not named.isdisjoint(job.output)
+
+
+def _changes(dag: Any, job: Any, updated: set[Any]) -> str:
+    """The inputs that have changed, are new, or are gone since the job's last end, as Snakemake recorded it.
+
+    A file of both is the plan's, which lies elsewhere in a dry run that changes it.
+    """
+    recorded = {path for output in job.output for path in dag.workflow.persistence.input(output) or ()}
+    now = set(map(str, job.input))
+    new, gone = (_names(now - recorded), _names(recorded - now)) if recorded else (set(), set())
+    parts = {"changed": _names(updated) - new | new & gone, "new": new - gone, "gone": gone - new}
+    return "; ".join(
+        f"{some_of(sorted(names))} {'' if what == 'changed' else 'is ' if len(names) == 1 else 'are '}{what}"
+        for what, names in parts.items()
+        if names
+    )
+
+
+def _names(paths: Iterable[Any]) -> set[str]:
+    return {Path(path).name for path in paths}
 
 
 def try_each_rule(dag: Any) -> None:
