@@ -9,8 +9,7 @@ from megaboa.files import write_json
 from megaboa.plan import rule_inputs
 from megaboa.plan.rule_inputs import Inputs, Planned
 from megaboa.plan.shared import Shared
-from megaboa.records import Identity, Image, TrainRecord, read, write
-from megaboa.store_paths import RunStore
+from megaboa.records import Image, read
 
 
 def old(path):
@@ -99,22 +98,3 @@ def test_files_of_a_dry_run_lie_elsewhere():
     wildcards = {"run": "a"}
     assert looked("runs/{run}/run.json")(wildcards) == "results/e/preview/runs/a/run.json"
     assert looked("runs/{run}/run.json")({"run": "b"}) == "results/e/runs/b/run.json"
-
-
-def test_the_manifest_of_an_earlier_configuration_is_forgotten(made, tmp_path):
-    """Snakemake would take it for new, if it had trained the present one before."""
-    forgotten = []
-    inputs = Inputs(made.shared, Planned(str(made.shared.folder), {}).file, old, forgotten.append)
-    folder = made.shared.runs["other"].folder(tmp_path / "results", made.shared.folder.name)
-    store = RunStore(tmp_path / "store")
-    trained = TrainRecord(run="other", identity="1", store=str(store.path), train_iters=1, iteration=1, world_size=1)
-    write(folder.train_manifest, trained)
-    inputs.before_training("other")
-    assert not forgotten, "its store is gone"
-    for lr, expected in ((1.0, []), (2.0, [folder.train_manifest])):
-        document = folder.document("run")
-        asked = {**document, "optimizer": {**document["optimizer"], "lr": lr}}
-        write(store.identity, Identity(run=asked, parent=None, image=None, model=None, tokenizer=None, corpora={}))
-        inputs.before_training("other")
-        assert forgotten == expected
-    assert folder.train_manifest.stat().st_mtime == 1

@@ -264,35 +264,49 @@ def test_checksums_at_the_end_are_recorded_by_all_nodes(run, monkeypatch, dead):
     assert "has changed since it was written" in checkpoints.damage(run.store.checkpoints, 4)
 
 
-# Ctrl-C, and jobs that are cancelled
+# Ctrl-C
 
 
 @pytest.fixture
-def cancelled(run):
+def interrupted(run):
     """A call whose run was interrupted; its last checkpoint has no checksums yet."""
     (checkpoints.folder(run.store.checkpoints, 4) / checkpoints.DIGESTS).unlink()
-    seen = ["SIGINT"]
     return SimpleNamespace(
-        payload=run.store, resumption=SimpleNamespace(verifies=True), signals=SimpleNamespace(seen=seen)
+        payload=run.store,
+        resumption=SimpleNamespace(verifies=True),
+        signals=SimpleNamespace(seen=["SIGINT"]),
+        site=SimpleNamespace(job=None),
+        say=print,
     )
 
 
-def test_the_last_checkpoint_of_an_interrupted_run_has_checksums(run, cancelled):
-    verification.record_last_checksums(cancelled)
+def test_the_last_checkpoint_of_an_interrupted_run_has_checksums(run, interrupted):
+    verification.record_last_checksums(interrupted)
     assert checkpoints.has_digests(run.store.checkpoints, 4)
     flip(run, 4)
     assert run.train().iteration == LAST
     assert {entry.iteration for entry in run.entries if entry.event == "distrust"} == {4}
 
 
-def test_whoever_presses_ctrl_c_again_waits_for_no_checksums(run, cancelled, monkeypatch):
-    def read_here(path, names, read=checkpoints.read_here):
-        cancelled.signals.seen.append("SIGINT")
-        return read(path, names)
+def test_whoever_presses_ctrl_c_again_waits_for_no_checksums(run, interrupted, monkeypatch):
+    reading, done = threading.Event(), threading.Event()
 
-    monkeypatch.setattr(checkpoints, "read_here", read_here)
-    monkeypatch.setattr(checkpoints, "READERS", 1)
-    folder = checkpoints.folder(run.store.checkpoints, 4)
-    (folder / "__1_0.distcp").write_text("another file")
-    verification.record_last_checksums(cancelled)
+    def slow(path):
+        reading.set()
+        done.wait(60)
+        return "1"
+
+    monkeypatch.setattr(checkpoints, "file_digest", slow)
+    waiting = threading.Thread(target=verification.record_last_checksums, args=(interrupted,))
+    waiting.start()
+    assert reading.wait(60)
+    interrupted.signals.seen.append("SIGINT")
+    waiting.join(60)
+    assert not waiting.is_alive() and not checkpoints.has_digests(run.store.checkpoints, 4)
+    done.set()
+
+
+def test_a_job_that_is_cancelled_has_no_time_for_checksums(run, interrupted):
+    interrupted.site.job = "17"
+    verification.record_last_checksums(interrupted)
     assert not checkpoints.has_digests(run.store.checkpoints, 4)

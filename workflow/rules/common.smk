@@ -7,7 +7,7 @@ from megaboa.calls import beginning, configuration, defaults, dry_run
 from megaboa.calls import ending, job_commands, lock, plan_files
 from megaboa.config import command_line, load, nested
 from megaboa.errors import one_sentence
-from megaboa.plan import device, given_files, make_plan, restarts
+from megaboa.plan import device, make_plan, restarts
 from megaboa.plan.rule_inputs import Inputs, Planned
 from megaboa.plan.resources import JobResources
 from megaboa.plan.shared import Shared
@@ -66,8 +66,7 @@ elif not IS_MODULE:  # jobs of a module inherit the variable from the call
 
 ASKED = JobResources(SHARED, SUBMITS)
 planned = Planned(RESULTS, PREVIEW)
-FORGET = configuration.forgetting(workflow) if SUBMITS and MINE and not LOOKS else None
-INPUTS = Inputs(SHARED, planned.file, ancient, FORGET)
+INPUTS = Inputs(SHARED, planned.file, ancient)
 # Conversions run where ranks run: in the experiment's image, if it has one.
 PYTHON, IMAGE, CONVERT = job_commands.conversion_commands(SCRIPTS, SHARED)
 

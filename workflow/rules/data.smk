@@ -17,9 +17,6 @@ rule train_tokenizer:
     threads: 2
     params:
         scripts=SCRIPTS,
-        given=lambda wildcards: given_files.stamp(
-            SHARED.tokenizer_texts(wildcards.tokenizer), RESULTS
-        ),
     shell:
         "python {params.scripts:q}/megaboa train-tokenizer --spec {input.spec} --out {output} 2>&1 | tee -i {log}"
 
@@ -37,9 +34,6 @@ rule list_sources:
     threads: 2
     params:
         scripts=SCRIPTS,
-        given=lambda wildcards: given_files.stamp(
-            SHARED.corpus_inputs(wildcards.corpus), RESULTS
-        ),
     shell:
         "python {params.scripts:q}/megaboa list-sources --spec {input.spec} --threads {threads} --out {output} 2>&1 | tee -i {log}"
 

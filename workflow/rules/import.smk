@@ -10,9 +10,6 @@ rule get_model:
         "../../envs/runtime-cpu.yaml"
     params:
         scripts=SCRIPTS,
-        given=lambda wildcards: given_files.stamp(
-            SHARED.model_inputs(wildcards.model), RESULTS
-        ),
     shell:
         "python {params.scripts:q}/megaboa get-model --spec {input.spec} --out {output} 2>&1 | tee -i {log}"
 

@@ -8,13 +8,12 @@ import json
 import operator
 import os
 import shlex
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import yaml
-from snakemake.io import IOFile
 
 from megaboa import files
 from megaboa.calls import say
@@ -131,12 +130,3 @@ def given_values(values: dict[str, Any]) -> list[str]:
         return []
     texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in values.items()}
     return ["--config", *(f"{key}={text}" for key, text in texts.items())]
-
-
-def forgetting(workflow: Any) -> Callable[[Path], None]:
-    """A function that removes what Snakemake has recorded about an output."""
-
-    def forget(path: Path) -> None:
-        workflow.persistence.cleanup_metadata(IOFile(str(path)))
-
-    return forget

@@ -9,18 +9,15 @@ same call.
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from megaboa.files import read_json
 from megaboa.image.image_file import as_recorded
-from megaboa.paths import RunFolder
 from megaboa.plan.shared import Shared
-from megaboa.records import Image, TrainRecord, read, read_if_there
-from megaboa.run.identity import is_outdated, is_trained
-from megaboa.store_paths import RunStore
+from megaboa.records import Image, read
+from megaboa.run.identity import is_trained
 
 
 class Planned:
@@ -42,23 +39,14 @@ class Planned:
 class Inputs:
     """Inputs of rules, by the names of runs, models and indexes."""
 
-    def __init__(
-        self,
-        shared: Shared,
-        planned: Callable[[str], str],
-        ancient: Callable[[str], str],
-        forget: Callable[[Path], None] | None = None,
-    ):
-        """`planned`: the path of a plan's file in this call. `forget`: removes Snakemake's record of an output; None if
-        the call changes nothing."""
-        self.shared, self.planned, self.ancient, self.forget = shared, planned, ancient, forget
+    def __init__(self, shared: Shared, planned: Callable[[str], str], ancient: Callable[[str], str]):
+        """`planned`: the path of a plan's file in this call."""
+        self.shared, self.planned, self.ancient = shared, planned, ancient
         self._trained: dict[str, bool] = {}
 
     def before_training(self, run: str) -> list[str]:
         """All inputs of a run's training but its own document. A single function, because calling several takes
         Snakemake longer than their work, for each of ten thousand runs."""
-        if self.forget:
-            self._forget_outdated(run, self.forget)
         made = self.shared.run_inputs(self.shared.runs[run])
         return [*made, *self.image(run), *self.preflight(run), *self.index(run), *self.import_proof(run)]
 
@@ -94,28 +82,15 @@ class Inputs:
         preflight = str(self.shared.paths.preflight)
         return self.ancient(preflight) if _is_newer(self.shared.paths.index(name), inputs) else preflight
 
-    def _forget_outdated(self, run: str, forget: Callable[[Path], None]) -> None:
-        """Make Snakemake forget the manifest of a training with an earlier configuration, so that it trains the run.
-
-        It takes the manifest for new if it has trained the present configuration before, and a backup was put back
-        since: it compares inputs with their checksums of that time.
-        """
-        folder = self._folder(run)
-        manifest = read_if_there(TrainRecord, folder.train_manifest)
-        if manifest and not self._is_trained(run) and is_outdated(folder, RunStore(Path(manifest.store))):
-            forget(folder.train_manifest)
-            os.utime(folder.train_manifest, (1, 1))  # older than any input; Snakemake takes 0 for unknown
-
     def _before_training(self, run: str, manifest: str) -> str:
         return self.ancient(manifest) if self._is_trained(run) else manifest
 
     def _is_trained(self, run: str) -> bool:
         if run not in self._trained:
-            self._trained[run] = is_trained(self._folder(run))
+            self._trained[run] = is_trained(
+                self.shared.runs[run].folder(self.shared.folder.parent, self.shared.folder.name)
+            )
         return self._trained[run]
-
-    def _folder(self, run: str) -> RunFolder:
-        return self.shared.runs[run].folder(self.shared.folder.parent, self.shared.folder.name)
 
     @functools.cached_property
     def _image_is_made(self) -> bool:

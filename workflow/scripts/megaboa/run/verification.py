@@ -18,7 +18,6 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import batched
 from pathlib import Path
 
 from megaboa.causes import Cause
@@ -137,24 +136,24 @@ def record_checksums(call: Call, target: AttemptFolder) -> None:
 
 
 def record_last_checksums(call: Call) -> None:
-    """Record the checksums of the last checkpoint of a run that was interrupted: the next call resumes from it.
+    """Record the checksums of the last checkpoint of a run that Ctrl-C ended: the next call resumes from it.
 
-    Another signal ends this, as does the scheduler if its patience is over.
+    Another signal ends the wait. A scheduler gives a cancelled job no time for it.
     """
-    signals = len(call.signals.seen)
+    own, signals = call.payload.checkpoints, len(call.signals.seen)
+    newest = checkpoints.latest(own)
+    if call.site.job or not newest or not call.resumption.verifies or checkpoints.has_digests(own, newest):
+        return
+    call.say(f"checksums of checkpoint {newest} are computed; Ctrl-C ends without them")
 
-    def read_here(path: Path, names: list[str]) -> dict[str, str]:
-        found: dict[str, str] = {}
-        for some in batched(names, checkpoints.READERS):
-            if len(call.signals.seen) > signals:
-                raise InterruptedError
-            found |= checkpoints.read_here(path, list(some))
-        return found
+    def add() -> None:
+        with contextlib.suppress(OSError):
+            checkpoints.add_digests(own, newest)
 
-    newest = checkpoints.latest(call.payload.checkpoints)
-    with contextlib.suppress(OSError):
-        if newest and call.resumption.verifies:
-            checkpoints.add_digests(call.payload.checkpoints, newest, read_here)
+    thread = threading.Thread(target=add, daemon=True)
+    thread.start()
+    while thread.is_alive() and len(call.signals.seen) == signals:
+        thread.join(POLL_SECONDS)
 
 
 @dataclass
