@@ -8,6 +8,7 @@ import pytest
 from snakemake.resources import Resources
 
 from megaboa.calls.defaults import profile_resources, use_this_machine
+from megaboa.errors import InputError
 from megaboa.plan import places
 from megaboa.scheduler.answers import UnreachableError
 from megaboa.scheduler.slurm import partitions
@@ -92,7 +93,7 @@ def test_a_choice_that_slurm_leaves_ends_the_call_with_the_lines_to_paste(cluste
 )
 def test_a_broken_file_of_the_site_is_named(cluster, text, why):
     cluster.write_text(text)
-    with pytest.raises(SystemExit, match=rf"site\.yaml.*{why}"):
+    with pytest.raises(InputError, match=rf"site\.yaml.*{why}"):
         profile_resources(of_a_profile(gpu_partition="auto"))
 
 

@@ -160,7 +160,7 @@ def test_where_a_scheduler_has_logged_it_is_named(results, monkeypatch):
     monkeypatch.chdir(results)
     log(results, "tokenizers/bpe", "")
     (results / "logs" / "slurm").mkdir()
-    assert "it was killed, SLURM ended it (its own log: logs/slurm), or the file" in failed_stages.failed(results)[0]
+    assert "It was killed, SLURM ended it (its own log: logs/slurm), or the file" in failed_stages.failed(results)[0]
 
 
 @pytest.mark.parametrize("name", ["tokenizers/bpe", "data/text/shard-0-of-2"])
@@ -179,7 +179,7 @@ def test_a_shard_that_is_not_merged_has_not_failed(results):
     assert failed_stages.failed(results) == []
 
 
-SILENT = "its log has no error, and {} is missing: it was killed or the file was removed; the same call makes it again"
+SILENT = "{} is missing, and the log has no error. It was killed or the file was removed; the same call makes it again"
 PROOF = """\
 PASS files: 9 of 9 are as they were written
 FAIL tensors: 20 of 21 tensors have their name, shape and type; missing: lm_head.weight

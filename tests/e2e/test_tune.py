@@ -10,6 +10,7 @@ from clone import kill_group, user_environment
 
 from megaboa import records
 from megaboa.files import read_json, read_jsonl, write_json
+from megaboa.formats import counted
 
 pytestmark = pytest.mark.slow
 
@@ -52,7 +53,7 @@ def resumed(workspace, killed):
 
 
 def test_a_search_that_is_killed_resumes(workspace, killed, resumed):
-    assert f"{len(killed)} trial" in resumed and "made before" in resumed
+    assert f"{counted(len(killed), 'trial')} made before" in resumed
     [made] = trials(workspace)
     assert made[: len(killed)] == killed
     assert workspace.json(HERE, "tune.json")["trials"] == len(made)

@@ -188,7 +188,7 @@ def test_a_job_that_was_killed_has_failed_once_nobody_is_at_work(results):
     lose(results, "evaluation", log="evaluate/a", text="loading\n")
     assert found(results)["evaluation of a: evaluation"][0] == "FAIL"
     assert found(results)["evaluation of a: evaluation"][1].startswith(
-        "its log has no error, and evaluation.json is missing"
+        "evaluation.json is missing, and the log has no error"
     )
     assert found(results, over=False)["evaluation of a: evaluation"] == ("NOT_RUN", "is yet to be made")
 

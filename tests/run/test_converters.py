@@ -142,7 +142,7 @@ def test_gpus_are_counted_before_ranks_start(tmp_path, monkeypatch, listed, refu
     script.write_text("print('done')")
     if refused:
         with pytest.raises(
-            InputError, match=r"2 ranks, and this machine 1 GPU: make it smaller \(`models.<name>.conversion`"
+            InputError, match=r"2 ranks, and this machine has 1 GPU: make it smaller \(`models.<name>.conversion`"
         ):
             converters.run(wanted(device="cuda"), None, [str(script)], tmp_path / "logs")
     else:

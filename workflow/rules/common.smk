@@ -15,11 +15,11 @@ from megaboa.run import submitted
 
 SUBMITS = workflow.exec_mode == ExecMode.DEFAULT  # otherwise Snakemake runs in a job
 beginning.prepare_process(workflow.output_settings.dryrun)
-if SUBMITS:
-    defaults.use_this_machine(workflow.resource_settings, workflow.global_resources)
 JobScheduler.exit_gracefully = beginning.in_a_thread(JobScheduler.exit_gracefully)
 # To an exception Snakemake would add a file and a line of this code, as if it were to blame.
 with one_sentence():
+    if SUBMITS:
+        defaults.use_this_machine(workflow.resource_settings, workflow.global_resources)
     CONFIG_FILES, GIVEN = configuration.files_and_values(workflow, config)
     GIVEN, RESTART = restarts.split(GIVEN)
     LOADED = load(CONFIG_FILES, command_line(GIVEN), os.environ, contents=SUBMITS)

@@ -37,7 +37,7 @@ def _codes(recipe: str) -> dict[Path, Code]:
 
 
 def outside(clone: Path, recipe: str) -> list[Path]:
-    """Those that lie outside of the clone: a bundle can't hold them."""
+    """Files of a recipe that lie outside of the clone, which a bundle can't hold."""
     return [path for path in files_of(recipe) if not path.resolve().is_relative_to(clone.resolve())]
 
 

@@ -8,7 +8,6 @@ from collections.abc import Collection
 from typing import Any
 
 from megaboa.calls import say
-from megaboa.errors import InputError
 from megaboa.plan import places
 from megaboa.scheduler.answers import UnreachableError
 from megaboa.scheduler.registry import cluster
@@ -45,8 +44,6 @@ def places_of(names: Collection[str], known: dict[str, str]) -> dict[str, str]:
     """Account and partitions that the profile leaves open. `known`: the profile's other values."""
     try:
         choice = places.choose(names, known)
-    except InputError as error:
-        sys.exit(str(error))
     except UnreachableError as error:
         sys.exit(
             f"the profile's default-resources: {' and '.join(names)} can't be found, as {cluster().name} can't be "

@@ -137,7 +137,7 @@ def told(job: Job, over: bool = False) -> list[str]:
         own = f"logs/{cluster().profile}"
         ended = f", {cluster().name} ended it (its own log: {own})," if Path(own).is_dir() else ""
         without = (
-            f"{job.name}: its log has no error, and {job.manifest.name} is missing: it was killed{ended} or the file "
+            f"{job.name}: {job.manifest.name} is missing, and the log has no error. It was killed{ended} or the file "
             "was removed; the same call makes it again"
         )
         return [without, f"  logs: {job.log}"] if over and not job.part else []

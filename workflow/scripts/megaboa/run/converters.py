@@ -92,7 +92,7 @@ def _need_gpus(ranks: int) -> None:
         return
     if found < ranks:
         raise InputError(
-            f"the layout has {ranks} ranks, and this machine {counted(found, 'GPU')}: make it smaller "
+            f"the layout has {ranks} ranks, and this machine has {counted(found, 'GPU')}: make it smaller "
             f"(`models.<name>.conversion` for a conversion), or call `snakemake --profile {cluster().profile}`"
         )
 
