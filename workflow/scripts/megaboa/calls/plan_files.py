@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from megaboa import files
-from megaboa.calls import provenance, say
+from megaboa.calls import say, snakemake_records
 from megaboa.plan import Plan, in_place, specifications
 from megaboa.plan.shared import Shared
 from megaboa.run import submitted
@@ -33,11 +33,11 @@ def write_plan(
         if differing := write_preview(plan, shared):
             count = f"{len(differing)} file{'s differ' if len(differing) > 1 else ' differs'}"
             say(f"{count} from the last call's: this plan lies in {shared.folder / PREVIEW}/")
-        provenance.check(shared, looks=True)
+        snakemake_records.check(shared, looks=True)
         return differing, []
     if not mine:
         return {}, []
-    provenance.check(shared, looks)
+    snakemake_records.check(shared, looks)
     in_place.keep(plan, shared.folder.parent)
     plan.write(shared.folder.parent)
     specifications.write(shared)

@@ -1,4 +1,4 @@
-"""megaboa.calls.provenance: what Snakemake remembers about results that aren't those that it knows."""
+"""megaboa.calls.snakemake_records: what Snakemake remembers about results that aren't those that it knows."""
 
 import os
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 from snakemake.io import IOFile
 from snakemake.persistence.file import FilePersistence
 
-from megaboa.calls import provenance
+from megaboa.calls import snakemake_records
 from megaboa.files import write_json
 from megaboa.paths import ExperimentFolder
 from megaboa.records import SourceFile, Sources, write
@@ -37,20 +37,20 @@ def records(shared):
 
 def test_results_as_the_last_call_left_them_keep_their_records(shared, records, capsys):
     for _ in range(3):
-        provenance.check(shared, looks=False)
+        snakemake_records.check(shared, looks=False)
     assert len(records()) == 2 and not capsys.readouterr().err
 
 
 def test_results_from_a_backup_lose_theirs(shared, records, capsys):
-    provenance.check(shared, looks=False)
-    mark = shared.folder / provenance.MARK
+    snakemake_records.check(shared, looks=False)
+    mark = shared.folder / snakemake_records.MARK
     backup = mark.read_text()
-    provenance.check(shared, looks=False)
+    snakemake_records.check(shared, looks=False)
     mark.write_text(backup)
-    provenance.check(shared, looks=True)
+    snakemake_records.check(shared, looks=True)
     assert len(records()) == 2, "a dry run changes nothing"
     assert "what is older than its inputs would be made again" in capsys.readouterr().err
-    provenance.check(shared, looks=False)
+    snakemake_records.check(shared, looks=False)
     assert records() == ["results/other/train.json"]
 
 
@@ -66,5 +66,5 @@ def test_an_older_text_of_another_size_makes_its_corpus_again(shared, size, chan
     write_json(trained, {})
     for path in (manifest, trained):
         os.utime(path, (100, 100))
-    provenance.check(shared, looks=False)
+    snakemake_records.check(shared, looks=False)
     assert {path.stat().st_mtime for path in (manifest, trained)} == {1 if noticed else 100}
