@@ -296,6 +296,13 @@ def test_a_lost_attempt_is_among_the_reports_failures_and_on_this_machine_no_sch
     assert "dmesg" in tried and "sacct" not in tried
 
 
+def test_of_an_attempt_without_an_end_no_scheduler_is_asked_on_this_machine_either(results):
+    store = attempts_of(results, "waiting", RUN)
+    ledger.append(store.ledger, AttemptStart(attempt=1, world_size=2))
+    tried = "\n".join(examine.experiment(results))
+    assert "dmesg" in tried and "sacct" not in tried
+
+
 def test_one_run_is_explained_by_its_name_or_folder(results, monkeypatch, capsys):
     monkeypatch.chdir(results.parents[1])
     (results / "plan.tsv").touch()

@@ -29,15 +29,15 @@ def write_plan(
     A real call also records what it submits. A call that only looks, such as a dry run, writes a preview that no job
     reads, if the experiment was called before or isn't `mine`. `mine`: no other process works on the experiment.
     """
+    if looks or mine:
+        snakemake_records.check(shared, looks)
     if looks and (shared.paths.was_called or not mine):
         if differing := write_preview(plan, shared):
             count = f"{len(differing)} file{'s differ' if len(differing) > 1 else ' differs'}"
             say(f"{count} from the last call's: this plan lies in {shared.folder / PREVIEW}/")
-        snakemake_records.check(shared, looks=True)
         return differing, []
     if not mine:
         return {}, []
-    snakemake_records.check(shared, looks)
     in_place.keep(plan, shared.folder.parent)
     plan.write(shared.folder.parent)
     specifications.write(shared)

@@ -29,23 +29,23 @@ def check(shared: Shared, looks: bool) -> None:
     results = shared.folder
     known = SNAKEMAKE / "megaboa" / "calls" / results.name
     marks = [path.read_text(encoding="utf-8") if path.exists() else None for path in (results / MARK, known)]
-    again = "would be" if looks else "is"
-    if marks[0] != marks[1] and shared.paths.was_called:
+    again, outdated = "would be" if looks else "is", set()
+    if is_another := marks[0] != marks[1] and shared.paths.was_called:
         say(f"{results} is not as the last call left it (a backup?): what is older than its inputs {again} made again")
-        if not looks:
-            forget(lambda output: output.startswith(f"{results}/"))
-    for path, corpus, outdated in replaced(shared):
+    for path, corpus, manifests in replaced(shared):
         say(f"{path} has another size than when it was read, though it isn't newer: corpus {corpus} {again} made again")
-        if not looks:
-            forget(set(map(str, outdated)).__contains__)
-            for manifest in outdated:
-                with contextlib.suppress(OSError):
-                    os.utime(manifest, (1, 1))  # older than any input; Snakemake takes 0 for unknown
-    if not looks:
-        number = uuid.uuid4().hex
-        for path in (known, results / MARK):  # a call that is killed between them forgets once more
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_text(path, number)
+        outdated.update(manifests)
+    if looks:
+        return
+    if is_another or outdated:
+        forget(lambda output: Path(output) in outdated or (is_another and output.startswith(f"{results}/")))
+    for manifest in outdated:
+        with contextlib.suppress(OSError):
+            os.utime(manifest, (1, 1))  # older than any input; Snakemake takes 0 for unknown
+    number = uuid.uuid4().hex
+    for path in (known, results / MARK):  # a call that is killed between them forgets once more
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, number)
 
 
 def replaced(shared: Shared) -> Iterator[tuple[str, str, list[Path]]]:

@@ -77,7 +77,7 @@ def _failed_attempts(folder: RunFolder) -> list[str]:
         found = _trouble(store, end)
         said = f": {found.evidence[0]}" if found.evidence else ""
         name = found.name.replace("_", " ")
-        lines.append(f"{folder.name}, {_which(store, end)}: {name}{said}. {_done(end)}")
+        lines.append(f"{folder.name}, {_which(end, _failed_step(store, end))}: {name}{said}. {_done(end)}")
     return lines
 
 
@@ -90,11 +90,8 @@ def run(folder: RunFolder, facts: Facts | None) -> list[str]:
         return [f"{folder.name}: has not begun"]
     entries = read_ledger(store.ledger)
     if begun := ledger.open_attempt(entries):
-        return (
-            _of_failure(folder, store, _lost(store, begun), facts, entries)
-            if claims.is_held(store.claims) is False
-            else []
-        )
+        lost = claims.is_held(store.claims) is False
+        return _of_failure(folder, store, _lost(store, begun), facts, bool(begun.job)) if lost else []
     ends = ledger.ends(entries)
     if not ends or ends[-1].outcome == "completed":
         return []
@@ -212,12 +209,13 @@ def _of_failure(folder: RunFolder, store: RunStore, end: AttemptEnd, facts: Fact
         preflighted_in_image=inside is not None and inside.state == "PASS",
     )
     rank = "" if end.rank is None else f", rank {end.rank}"
+    step = _failed_step(store, end)
     return [
-        f"{folder.name}: {found.name.replace('_', ' ')} ({_which(store, end)}{rank}; cause: {end.cause})",
+        f"{folder.name}: {found.name.replace('_', ' ')} ({_which(end, step)}{rank}; cause: {end.cause})",
         *(f"  | {line}" for line in found.evidence),
         *_lines_of_the_recipe(folder, attempt, end.rank),
         *(f"  | {line}" for line in passed.gpu_findings(use_of({end.attempt: attempt})) if not line.startswith(" ")),
-        *_read_when_it_failed(folder, _failed_step(store, end)),
+        *([] if step is None else _read_in(folder, step)),
         f"  logs: {attempt.path}",
         f"  done: {_done(end)}",
         *(f"  try: {line}" for line in troubles.advice(found.name, case)),
@@ -235,13 +233,8 @@ def _failed_step(store: RunStore, end: AttemptEnd) -> int | None:
     return None if done is None else done + 1
 
 
-def _which(store: RunStore, end: AttemptEnd) -> str:
-    step = _failed_step(store, end)
+def _which(end: AttemptEnd, step: int | None) -> str:
     return f"attempt {end.attempt}" + ("" if step is None else f", step {step}")
-
-
-def _read_when_it_failed(folder: RunFolder, step: int | None) -> list[str]:
-    return [] if step is None else _read_in(folder, step)
 
 
 def _lines_of_the_recipe(folder: RunFolder, attempt: AttemptFolder, rank: int | None) -> list[str]:

@@ -18,7 +18,7 @@ SHOWN = 5
 
 
 class UnfinishedWorkError(InputError):
-    """A run would begin again beside unfinished work of its own."""
+    """A run would start at step 0, although a store has unfinished work of it."""
 
 
 def split(given: Mapping[str, Any]) -> tuple[Tree, list[str]]:
