@@ -124,6 +124,8 @@ def test_what_the_gates_multiply_is_kept_a_second_time_where_the_activation_is_n
     """And what the activation gives."""
     apart, fused = (of(LLAMA_8B, Kernels(fused_activation=each)) for each in (False, True))
     assert apart.activations - fused.activations == pytest.approx(32 * 4096 * 2 * 2 * 14336)
+    for other in ({"te_activation": True}, {"te_operations": True}):  # Transformer Engine's own are one kernel, too
+        assert of(LLAMA_8B, Kernels(fused_activation=False, **other)).activations == fused.activations
 
 
 def test_block_wise_fp8_keeps_more_where_norms_are_gathered():

@@ -194,7 +194,7 @@ def _feed_forward(f: Facts, ffn: int, low: float, routed: bool = False) -> float
     before = ffn * width * (2 if gated else 1)
     if routed and _drops("moe_act", f):
         return before
-    between = 0 if f.kernels.fused_activation else ffn * width * (2 * gated + routed)
+    between = 0 if f.kernels.activates_at_once else ffn * width * (2 * gated + routed)
     return before + between + ffn * low
 
 

@@ -135,7 +135,9 @@ class Kernels:
     nan_check: bool = True
     fused_loss: bool = True
     loss_kernel: str = "native"
-    fused_activation: bool = True
+    fused_activation: bool = True  # bias_activation_fusion
+    te_activation: bool = False  # use_te_activation_func
+    te_operations: bool = False  # use_transformer_engine_op_fuser
     attention_dropout: float = 0.0
     attention: str = "auto"  # attention_backend
     scattered_stages: bool = False  # tensor ranks share what stages send: DeepSpeed always, megatron-core only with sp
@@ -143,6 +145,11 @@ class Kernels:
     gradient_fusion: bool | None = None  # gradient_accumulation_fusion; None: depends on the environment
     grad_overlap: bool | None = None  # overlap_grad_reduce; None: Bridge's default
     gather_overlap: bool | None = None  # overlap_param_gather
+
+    @property
+    def activates_at_once(self) -> bool:
+        """Whether one kernel calculates the activation: Megatron's, or Transformer Engine's."""
+        return self.fused_activation or self.te_activation or self.te_operations
 
     @property
     def is_graphed_whole(self) -> bool:
@@ -303,6 +310,8 @@ FIELDS: dict[str, str] = {
     "kernels.fused_loss": "model.cross_entropy_loss_fusion",
     "kernels.loss_kernel": "model.cross_entropy_fusion_impl",
     "kernels.fused_activation": "model.bias_activation_fusion",
+    "kernels.te_activation": "model.use_te_activation_func",
+    "kernels.te_operations": "model.use_transformer_engine_op_fuser",
     "kernels.attention_dropout": "model.attention_dropout",
     "kernels.attention": "model.attention_backend",
     "kernels.fp32_gradients": "mixed_precision.grad_reduce_in_fp32",

@@ -98,7 +98,7 @@ def changes(f: Facts) -> Iterator[Change]:
         free["parallel.distributed_optimizer"] = True
     if f.layout.tp > 1 and not f.layout.sp:
         free["parallel.sp"] = True
-    if f.model.family in UNFUSED and not f.kernels.fused_activation:
+    if f.model.family in UNFUSED and not f.kernels.activates_at_once:
         free["model.bias_activation_fusion"] = True
     if free:
         yield _change(f, free, "free")

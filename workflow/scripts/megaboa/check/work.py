@@ -248,9 +248,9 @@ def activation(f: Facts, values: float, weighted: bool = False) -> tuple[float, 
     """
     inputs = 2 if f.model.gated else 1
     forward, backward = inputs + 1, 2 * inputs + 1
-    if not f.kernels.fused_activation and not f.model.gated:
+    if not f.kernels.activates_at_once and not f.model.gated:
         forward, backward = 3 * forward, 3 * backward  # assumed: three operations
-    elif not f.kernels.fused_activation:
+    elif not f.kernels.activates_at_once:
         forward = 2 + 2 + 3  # the activation, an offset of 0 that is added, the product of both halves
         backward = 3 + 3 + 3 + 4  # gradients of both factors and of the activation, and joining the halves
         if weighted and f.kernels.router_dtype == "fp32":  # the product is in fp32, and cast
