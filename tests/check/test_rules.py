@@ -30,6 +30,7 @@ GRAPHED = {**MOE, "graphs": "transformer_engine"}
 OVERLAPPED = {"shared_ffn": 64, "shared_expert_overlap": True}
 OVERLAP = {**MOE, "expert_overlap": True, "dispatcher": "alltoall", "ep": 2, "precision": "bf16_mixed"}
 FP8 = "bf16_with_fp8_current_scaling_mixed"
+DELAYED = "DelayedScaling"
 PROFILE = {"profiler": "pytorch", "iters": 10, "world_size": 4}
 DEEPSEEK = {"family": "deepseek_v3", "layers": 61}
 PRETRAINED = {"pretrained": True, "source_tied": False}
@@ -748,6 +749,15 @@ CASES = {
         {"precision": "bf16_with_nvfp4_mixed", "gpu": "b200-180g"},
         {"precision": FP8, "gpu": "h100-80g"},
     ),
+    "attention_in_fp8_has_kernels": Case(
+        {"precision": FP8, "gpu": "h200-141g", "fp8_attention": True, "head_dim": 128},
+        "mixed_precision.fp8_dot_product_attention",
+        "true on h200 with bf16_with_fp8_current_scaling_mixed: it needs bf16_with_fp8_delayed_scaling_mixed, or "
+        "launch.environment: {NVTE_DPA_FP8_RECIPE: DelayedScaling}",
+        (False,),
+        {"precision": FP8, "gpu": "h200-141g", "fp8_attention": True, "head_dim": 128, "attention_scaling": DELAYED},
+        {"precision": FP8, "gpu": "b200-180g", "fp8_attention": True, "head_dim": 64},
+    ),
     "gpus_are_those_of_the_recipe": Case(
         {"tuned_for": ("gb200", 8), "gpu": "b200-180g", "gpus_per_node": 8},
         "resources.gpu",
@@ -1051,3 +1061,12 @@ def test_copies_on_nodes_are_refused_where_they_could_not_be_resumed(asked, key,
     broken = course.copies_on_nodes_can_be_resumed(facts(copied_every=5, **asked))
     assert broken.key == key and says in broken.message
     assert course.copies_on_nodes_can_be_resumed(facts(**asked)) is None
+
+
+def test_attention_in_fp8_on_hopper_needs_heads_of_128():
+    rule = BY_NAME["attention_in_fp8_has_kernels"]
+    asked = {"precision": "bf16_with_fp8_delayed_scaling_mixed", "gpu": "h100-80g", "fp8_attention": True}
+    assert "h100 with heads of 64" in rule(facts(**asked, head_dim=64)).message
+    assert rule(facts(**asked, head_dim=128)) is rule(facts(**asked)) is None
+    blocks = {**asked, "precision": "bf16_with_fp8_subchannel_scaling_mixed"}
+    assert rule(facts(**blocks, head_dim=128)).message.endswith("it needs bf16_with_fp8_delayed_scaling_mixed")

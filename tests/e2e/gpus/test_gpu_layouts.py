@@ -18,6 +18,7 @@ from gpu_runs import (
 
 pytestmark = on_two_gpus
 
+UNFUSED = "overrides.model.bias_activation_fusion: false"
 RUNS = {
     "one": f"{{{FP32_RUN}}}",
     "dp2": f"{{{FP32_RUN}, {TWO}}}",
@@ -27,6 +28,9 @@ RUNS = {
     "bf16": f"{{{BF16_RUN}}}",
     "cp2": f"{{{BF16_RUN}, {TWO}, parallel.cp: 2}}",  # no attention in fp32 can be cut along the sequence
     "graph": f"{{{BF16_RUN}, {GRAPH_RUN}}}",
+    # Weights are gathered during the forward pass, from the second step on.
+    "te-activation": f"{{{BF16_RUN}, {TWO}, {UNFUSED}, overrides.model.use_te_activation_func: true}}",
+    "te-joined": f"{{{BF16_RUN}, {TWO}, {UNFUSED}, overrides.model.use_transformer_engine_op_fuser: true}}",
 }
 PROVED = ("one", "tp2-sp", "pp2")
 

@@ -69,6 +69,7 @@ def facts_of(config: ConfigContainer, run: RunSpec, launch: LaunchSpec, profile:
             launch.gpus_per_node,
             launch.gpu,
             max_connections=launch.start.environment.get("CUDA_DEVICE_MAX_CONNECTIONS") if launch.start else None,
+            attention_scaling=launch.start.environment.get("NVTE_DPA_FP8_RECIPE") if launch.start else None,
             tuned_for=bridge_recipes.tuned_for(run.model.get("recipe")),
         ),
     )

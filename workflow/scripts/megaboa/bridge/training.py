@@ -28,6 +28,7 @@ from megaboa.bridge import (
     parallel_reads,
     process,
     profilers,
+    te_mlp,
     trackers,
     validation,
     wheels,
@@ -132,6 +133,7 @@ def _adapt(config: ConfigContainer, rank: Rank, changes: list[str]) -> None:
         process.save_in_foreground()
     wheels.keep_compiled_helpers(initialize)
     missing = wheels.without_missing_kernels(config.model, rank.run.overrides)
+    te_mlp.complete(config.model)
     if rank.number == 0:
         wheels.say([*changes, *missing])
 

@@ -96,7 +96,7 @@ def attention_bytes(f: Facts, layer: int = 0) -> float:
 
 
 def _grouped(f: Facts) -> float:
-    """Bytes per token for queries, keys, values, and the output.
+    """Bytes per token for queries, keys, values, and the output; in FP8 with delayed scaling if attention is.
 
     Inputs of rotary positions aren't kept (Transformer Engine's rope.py, FusedRoPEFunc), unless queries and keys have
     norms: then both versions are kept.
@@ -105,7 +105,8 @@ def _grouped(f: Facts) -> float:
     head, heads = model.head_dim or 0, model.heads or 0
     groups = max(model.kv_groups or heads, tp)
     normed = heads + groups if model.qk_norm else 0
-    return width * head * (heads + 2 * groups + normed + heads) / tp
+    low = f.kernels.fp8_attention and "fp8_delayed" in (f.training.precision or "")
+    return head * ((1 if low else width) * (heads + 2 * groups + heads) + width * normed) / tp
 
 
 def _latent(f: Facts) -> float:

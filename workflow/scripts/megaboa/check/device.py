@@ -7,7 +7,9 @@ from megaboa.check.rule import Broken, warning
 from megaboa.formats import counted
 
 BEFORE_ADA = ("v100", "a100", "a40")  # by `resources.gpu`
-BEFORE_BLACKWELL = (*BEFORE_ADA, "l40s", "h20", "h100", "h200", "h800")
+HOPPER = ("h20", "h100", "h200", "h800")
+BEFORE_BLACKWELL = (*BEFORE_ADA, "l40s", *HOPPER)
+FP8_HEAD = 128  # of cuDNN's attention in FP8 on Hopper, backward
 
 
 def machine_has_the_gpus(f: Facts) -> Broken | None:
@@ -39,6 +41,24 @@ def gpu_calculates_in_the_precision(f: Facts) -> Broken | None:
     return None
 
 
+def attention_in_fp8_has_kernels(f: Facts) -> Broken | None:
+    """On Hopper, attention in FP8 is trained with delayed scaling and heads of 128 alone: for others Transformer Engine
+    finds no backend, in the first step."""
+    precision, kind = f.training.precision or "", (f.cluster.gpu or "").split("-")[0]
+    scaling = f.cluster.attention_scaling
+    if not f.kernels.fp8_attention or "fp8" not in precision or kind not in HOPPER or scaling == "F16":
+        return None
+    key = "mixed_precision.fp8_dot_product_attention"
+    if f.model.head_dim not in (FP8_HEAD, None):
+        return Broken(key, f"true on {kind} with heads of {f.model.head_dim}: it has kernels for {FP8_HEAD}", (False,))
+    if "fp8_delayed" in precision or ("fp8_current" in precision and scaling == "DelayedScaling"):
+        return None
+    text = f"true on {kind} with {precision}: it needs bf16_with_fp8_delayed_scaling_mixed"
+    if "fp8_current" in precision:
+        text += ", or launch.environment: {NVTE_DPA_FP8_RECIPE: DelayedScaling}"
+    return Broken(key, text, (False,))
+
+
 def gpus_are_those_of_the_recipe(f: Facts) -> Broken | None:
     """Layout, batch and environment of a performance recipe are chosen for one GPU and number of GPUs: on others it
     trains, but its published number is none to compare with."""
@@ -56,5 +76,6 @@ RULES = (
     machine_has_the_gpus,
     context_ranks_have_attention,
     gpu_calculates_in_the_precision,
+    attention_in_fp8_has_kernels,
     gpus_are_those_of_the_recipe,
 )

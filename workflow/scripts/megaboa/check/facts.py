@@ -93,6 +93,7 @@ class Training:
     fp16: bool | None = None
     pipeline_dtype: bool = True  # whether one is set
     optimizer: str = "adam"
+    precision_aware: bool = False  # use_precision_aware_optimizer
     # for tasks that freeze the model
     adapter_rank: int | None = None
     adapter_targets: tuple[str, ...] = ()
@@ -140,6 +141,7 @@ class Kernels:
     te_operations: bool = False  # use_transformer_engine_op_fuser
     attention_dropout: float = 0.0
     attention: str = "auto"  # attention_backend
+    fp8_attention: bool = False  # fp8_dot_product_attention
     scattered_stages: bool = False  # tensor ranks share what stages send: DeepSpeed always, megatron-core only with sp
     fp32_gradients: bool = True  # grad_reduce_in_fp32
     gradient_fusion: bool | None = None  # gradient_accumulation_fusion; None: depends on the environment
@@ -183,6 +185,7 @@ class Cluster:
     machine_gpus: int | None = None  # of this machine, if `device: auto` found them
     tasks_per_node: int | None = None  # set by an option of its job
     max_connections: str | None = None  # CUDA_DEVICE_MAX_CONNECTIONS
+    attention_scaling: str | None = None  # NVTE_DPA_FP8_RECIPE
     has_nsys: bool | None = None  # whether nsys is on the PATH; None: not checked
     tuned_for: tuple[str, int] | None = None  # GPU and number of GPUs that a performance recipe is for
 
@@ -277,6 +280,7 @@ FIELDS: dict[str, str] = {
     "training.bf16": "model.bf16",
     "training.fp16": "model.fp16",
     "training.optimizer": "optimizer.optimizer",
+    "training.precision_aware": "optimizer.use_precision_aware_optimizer",
     "training.checkpoint_format": "checkpoint.ckpt_format",
     "training.fault_tolerance": "ft.enable_ft_package",
     "profiling.nsys": "profiling.use_nsys_profiler",
@@ -314,6 +318,7 @@ FIELDS: dict[str, str] = {
     "kernels.te_operations": "model.use_transformer_engine_op_fuser",
     "kernels.attention_dropout": "model.attention_dropout",
     "kernels.attention": "model.attention_backend",
+    "kernels.fp8_attention": "mixed_precision.fp8_dot_product_attention",
     "kernels.fp32_gradients": "mixed_precision.grad_reduce_in_fp32",
     "kernels.gradient_fusion": "model.gradient_accumulation_fusion",
     "kernels.grad_overlap": "ddp.overlap_grad_reduce",

@@ -140,6 +140,7 @@ def _cluster(config: Experiment, recipe: str | None = None) -> Cluster:
         gpu=resources.gpu,
         tasks_per_node=cluster().tasks_per_node(resources.slurm_extra),
         max_connections=config.launch.environment.get("CUDA_DEVICE_MAX_CONNECTIONS"),
+        attention_scaling=config.launch.environment.get("NVTE_DPA_FP8_RECIPE"),
         # an image's programs aren't known here
         has_nsys=has_nsys(config.profile.tool) if config.image.runtime == "none" else None,
         tuned_for=bridge_recipes.tuned_for(recipe),

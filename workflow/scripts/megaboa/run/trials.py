@@ -73,9 +73,13 @@ def trials_here(run: RunFolder, spec: TuneSpec) -> Iterator[Trials]:
     # The job may get other nodes next time; nodes with the same partition and GPU are considered equal.
     machine = [launch.partition, launch.gpu] if site.job else [*site.nodes, launch.gpu]
     place = store.folder(launch.store, "tunings", run.experiment, machine)
+
+    def say(holder: str) -> None:
+        print(f"{holder} tries settings of {run.experiment} on this machine; waiting", file=sys.stderr, flush=True)
+
     # The image is removed last, and even after a SIGTERM, which `_ending_well` has turned into an exception.
     with (
-        store.locked(place.with_name(f".{place.name}.lock")),
+        store.locked(place.with_name(f".{place.name}.lock"), on_wait=say),
         _ending_well(),
         sites.image_shared(site, AttemptFolder(place).image),
         _Importers(run, site) as importers,

@@ -104,6 +104,7 @@ RULES = (
     ),
     Rule("model.use_transformer_engine_full_layer_spec", bool, OFF),
     Rule("model.use_transformer_engine_op_fuser", bool, OFF),
+    Rule("model.use_te_activation_func", bool, OFF),
     Rule("model.use_kitchen", bool, OFF),
     Rule("model.recompute_modules", _without_output, "name only core_attn, mlp and moe"),
     Rule("dataset.reset_attention_mask", bool, OFF, where=_has_latent_attention),
