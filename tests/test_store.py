@@ -31,6 +31,23 @@ def test_a_store_in_which_this_user_cannot_write_is_found(tmp_path):
         assert store.closed(tmp_path / "store" / "runs" / "new") == tmp_path / "store" / "runs"
 
 
+def test_a_payload_without_its_main_part_is_made_again(tmp_path):
+    final = tmp_path / "models" / "m" / "abc"
+    final.mkdir(parents=True)
+    (final / "facts.json").write_text("{}")
+    with store.building(final) as partial:
+        assert partial is None
+    with store.building(final, part="hf") as partial:
+        (partial / "hf").mkdir()
+    assert [path.name for path in final.iterdir()] == ["hf"]
+
+
+def test_a_payload_that_is_gone_is_named_with_its_manifest(tmp_path):
+    store.require(tmp_path, "m.json")
+    with pytest.raises(InputError, match=r"hf is gone: remove results/e/m.json, and call again"):
+        store.require(tmp_path / "hf", "results/e/m.json")
+
+
 def test_a_payload_is_there_whole_or_not_at_all(tmp_path):
     final = tmp_path / "corpora" / "wiki" / "abc"
     with pytest.raises(RuntimeError), store.building(final) as partial:

@@ -65,6 +65,37 @@ def test_a_lost_metrics_file_is_made_again_without_training(done):
     assert workspace.results("reruns", "runs", "fast", "metrics", "steps.parquet").exists()
 
 
+def test_what_stages_have_left_is_made_again_without_training(done):
+    """Snakemake alone makes no missing input for a newer output; later stages and the report would do without it."""
+    workspace, config = done
+    results, before = workspace.results("reruns"), trained(workspace)
+    lost = [results / "data" / "text.json", results / "models" / "dense" / "source.json"]
+    lost += [results / "runs" / "fast" / "train.json", results / "runs" / "slow" / "export.json"]
+    assert all(path.exists() for path in lost)
+    for path in lost:
+        path.unlink()
+    planned = workspace.planned("--configfile", config)
+    assert {"merge_corpus", "get_model", "train", "export_model"} <= planned.keys()
+    workspace.snakemake("--configfile", config)
+    assert all(path.exists() for path in lost)
+    entries = read_jsonl(workspace.store("reruns", "fast") / "attempts.jsonl")
+    assert trained(workspace) == before and [entry["event"] for entry in entries].count("start") == 1
+    assert workspace.planned("--configfile", config) == {}
+
+
+def test_a_payload_that_somebody_has_removed_is_named_with_what_makes_it_again(done):
+    workspace, config = done
+    source = workspace.results("reruns", "models", "dense", "source.json")
+    payload = read_json(source)["path"]
+    shutil.rmtree(workspace.path / payload)
+    workspace.results("reruns", "runs", "slow", "proof.json").unlink()
+    output = workspace.snakemake("--configfile", config, code=1)
+    assert f"{payload} is gone: remove {source.relative_to(workspace.path)}, and call again" in output
+    source.unlink()
+    workspace.snakemake("--configfile", config)
+    assert workspace.json("reruns", "runs", "slow", "proof.json")["state"] == "PASS"
+
+
 def test_another_learning_rate_under_the_same_name_trains_that_run_alone_and_anew(done):
     workspace, config = done
     before, curve = trained(workspace), workspace.steps("reruns", "fast")

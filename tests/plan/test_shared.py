@@ -40,6 +40,14 @@ def test_only_what_is_used_is_made(tmp_path):
     assert [path.split("/results/")[1] for path in found.export_proofs] == ["e/runs/b/proof.json"]
 
 
+def test_every_stage_before_the_report_is_asked_for_its_manifests(tmp_path):
+    found = {path.split("/e/")[1] for path in shared(tmp_path).manifests}
+    assert {"tokenizers/bpe.json", "data/text/sources.json", "data/text.json", "preflight.json"} <= found
+    assert {"models/dense/source.json", "models/dense/import.json", "models/dense/proof.json"} <= found
+    assert {"runs/a/train.json", "runs/b/train.json", "runs/b/export.json"} <= found
+    assert "runs/a/export.json" not in found and "models/fresh/import.json" not in found
+
+
 def test_a_run_waits_for_what_it_reads(tmp_path):
     found = shared(tmp_path)
     wanted = {run.name: [path.split("/e/")[1] for path in found.run_inputs(run)] for run in found.plan.runs}

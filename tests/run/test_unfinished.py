@@ -65,6 +65,16 @@ def test_a_store_made_when_harmless_overrides_counted_is_found_whatever_they_are
     assert unfinished.other_work(folder) == []
 
 
+def test_a_run_that_continues_in_place_leaves_nothing(run):
+    begun = run()
+    earlier = trained_to(begun, 20)
+    other = run(lr=2e-3)
+    assert [work.store.path for work in unfinished.other_work(other)] == [earlier.path]
+    parent = {"experiment": "my", "run": "a", "iteration": 20, "identity": identity_of(begun).digest}
+    continued = run(lr=2e-3, parent={**parent, "load": {"optimizer": True, "rng": True}})
+    assert continued.is_in_place and unfinished.other_work(continued) == []
+
+
 def test_an_override_that_counts_is_another_run(run):
     folder = run()
     store, older = before_the_table(folder, **{"model.moe_permute_fusion": True, TIMEOUT: 30})

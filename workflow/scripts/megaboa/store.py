@@ -67,16 +67,26 @@ def try_lock(stream: IO[str]) -> bool:
     return True
 
 
+def require(payload: str | Path, manifest: str | Path) -> None:
+    """Raise InputError if somebody has removed a payload that a manifest names, e.g. for want of space."""
+    if not Path(payload).exists():
+        raise InputError(f"{payload} is gone: remove {manifest}, and call again")
+
+
 @contextlib.contextmanager
-def building(final: Path, on_wait: Callable[[str], None] = lambda holder: None) -> Iterator[Path | None]:
-    """Give a fresh folder to build a payload in and move it to `final` at the end; give None if `final` is there.
+def building(
+    final: Path, on_wait: Callable[[str], None] = lambda holder: None, part: str = ""
+) -> Iterator[Path | None]:
+    """Give a fresh folder to build a payload in and move it to `final` at the end; give None if `final` is there, with
+    this part of it, which somebody may have removed alone.
 
     Two jobs that want the same payload wait for each other; what a killed job left half-built is thrown away.
     """
     with locked(final.with_name(f".{final.name}.lock"), on_wait):
-        if final.exists():
+        if (final / part).exists():
             yield None
             return
+        shutil.rmtree(final, ignore_errors=True)
         partial = final.with_name(f".{final.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)

@@ -27,6 +27,7 @@ from megatron.bridge.training.mixed_precision import get_mixed_precision_config
 from megatron.bridge.training.utils.omegaconf_utils import create_omegaconf_dict_config, process_config_with_overrides
 from megatron.core.dist_checkpointing.strategies.nvrx import has_nvrx_async_support
 
+from megaboa import store
 from megaboa.bridge import datasets, finetuning, image_text, kernels, recipe_models, wheels
 from megaboa.bridge.convert import bridge_of, provider_of
 from megaboa.bridge.overrides import hydra_overrides, hydra_value
@@ -357,8 +358,19 @@ def _made(kind: type, part: str, values: Tree) -> Any:
     return kind(**{one.name: values[one.name] for one in fields if one.name in values})
 
 
+def require_model(folder: RunFolder) -> None:
+    """Raise InputError if the run's model or tokenizer isn't in the store any more."""
+    if folder.run.has_source:
+        source = read(ModelSource, folder.source_manifest)
+        for payload in filter(None, (source.path, source.tokenizer)):
+            store.require(payload, folder.source_manifest)
+    elif manifest := folder.tokenizer_manifest:
+        store.require(read(Tokenizer, manifest).path, manifest)
+
+
 def _architecture(folder: RunFolder) -> tuple[ModelSource | None, str | None]:
     """The manifest of the run's model (None if a recipe brings its own), and its tokenizer."""
+    require_model(folder)
     if folder.run.has_source:
         source = read(ModelSource, folder.source_manifest)
         return source, source.tokenizer

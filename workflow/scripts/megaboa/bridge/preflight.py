@@ -42,8 +42,12 @@ def check(
     Each result comes with the run's facts, if it has a configuration. One dry run serves all runs with the same model
     and layout. `inside`: the image's packages, if this process runs in the image.
     """
-    played: dict[str, Played] = {}
-    return {name: check_run(RunFolder(experiment / "runs" / name), played, inside) for name in runs}
+    from megaboa.bridge.configuration import require_model
+
+    folders, played = {name: RunFolder(experiment / "runs" / name) for name in runs}, dict[str, Played]()
+    for folder in folders.values():
+        require_model(folder)
+    return {name: check_run(folder, played, inside) for name, folder in folders.items()}
 
 
 def check_run(

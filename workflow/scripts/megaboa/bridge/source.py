@@ -217,7 +217,7 @@ def _make(spec: ModelSpec, named: tokenizer.Reference | None, key: str) -> Found
         **({"pieces": PIECE} if spec.weights else {}),
     }
     folder = store.folder(spec.store, "models", spec.name, identity)
-    with store.building(folder) as partial:
+    with store.building(folder, part="hf") as partial:
         if partial:
             config = _config(spec.config, named, f"{key}.config")
             loaded = tokenizer.load(named) if named else None

@@ -6,7 +6,7 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
-from megaboa import commands
+from megaboa import commands, store
 from megaboa.bridge import handover, process
 from megaboa.conversion import add_image, add_sizes, image_of, layout_of
 from megaboa.errors import one_sentence
@@ -48,7 +48,7 @@ def import_model(words: list[str]) -> None:
     args, layout, is_last = _as_rank(parser, words)
     from megaboa.bridge.conversion_jobs import import_model as imported
 
-    manifest = imported(read(ModelSource, args.source), args.store, args.device, layout)
+    manifest = imported(_there(ModelSource, args.source), args.store, args.device, layout)
     if not is_last:
         return
     write(args.out, replace(manifest, **image_of(args)))
@@ -64,7 +64,8 @@ def prove_import(words: list[str]) -> None:
     manifest = getattr(args, "import")
     from megaboa.bridge.conversion_jobs import prove_import as prove
 
-    source, imported = read(ModelSource, args.source), read(ImportRecord, manifest)
+    source, imported = _there(ModelSource, args.source), read(ImportRecord, manifest)
+    store.require(imported.checkpoint, manifest)
     prove(source, imported, manifest, layout, args.out, **image_of(args))
 
 
@@ -77,7 +78,7 @@ def export_model(words: list[str]) -> None:
     from megaboa.bridge.conversion_jobs import export_model as exported
     from megaboa.report.provenance import commit
 
-    source, folder = read(ModelSource, args.source), run_of(args.out)
+    source, folder = _there(ModelSource, args.source), run_of(args.out)
     with one_sentence(args.out):
         manifest = exported(read(ExportSpec, args.spec), folder, source, commit(), layout)
     if not is_last:
@@ -94,7 +95,7 @@ def prove_export(words: list[str]) -> None:
     args, layout, _ = _as_rank(commands.job(prove_export, "export", "source", "out"), words)
     from megaboa.bridge.conversion_jobs import prove_export as prove
 
-    export, source = read(ExportRecord, args.export), read(ModelSource, args.source)
+    export, source = _there(ExportRecord, args.export), _there(ModelSource, args.source)
     prove(export, args.export, source, layout, args.out, **image_of(args))
 
 
@@ -106,7 +107,7 @@ def generate(words: list[str]) -> None:
     args, layout, is_last = _as_rank(commands.job(generate, "spec", "export", "source", "out"), words)
     from megaboa.bridge.conversion_jobs import generate as generated
 
-    export, source = read(ExportRecord, args.export), read(ModelSource, args.source)
+    export, source = _there(ExportRecord, args.export), _there(ModelSource, args.source)
     found = generated(export, run_of(args.out), source, read(GenerateSpec, args.spec), layout)
     if not is_last:
         return
@@ -129,13 +130,20 @@ def push_model(words: list[str]) -> None:
     args = parser.parse_args(words)
     from megaboa.data import hub
 
-    export, proof = read(ExportRecord, args.export), read(Proof, args.proof)
+    export, proof = _there(ExportRecord, args.export), read(Proof, args.proof)
     hub.require_proven(export, proof)
     print(f"pushing {export.path} to {args.repository}", flush=True)
     what = f"{export.run}, iteration {export.iteration}"
     commit = hub.upload(Path(export.path), args.repository, args.private, what, f"export.push.{export.run}")
     write_json(args.out, {"repository": args.repository, "commit": commit, "digest": export.digest})
     print(f"pushed as commit {commit}")
+
+
+def _there[Made: (ModelSource, ExportRecord)](kind: type[Made], manifest: Path) -> Made:
+    """A manifest whose folder is there."""
+    found = read(kind, manifest)
+    store.require(found.path, manifest)
+    return found
 
 
 def _as_rank(parser: argparse.ArgumentParser, words: list[str]) -> tuple[argparse.Namespace, Layout, bool]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from megaboa import store
 from megaboa.data import hub
 from megaboa.errors import InputError
 from megaboa.files import digest, file_digest, write_text
@@ -77,9 +78,11 @@ def resolve(reference: dict[str, str], key: str) -> Reference:
     match reference["kind"]:
         case "manifest":
             trained = read(Tokenizer, reference["manifest"])
+            store.require(trained.path, reference["manifest"])
             return Reference(trained.path, trained.digest)
         case "model":
             source = read(ModelSource, reference["manifest"])
+            store.require(source.path, reference["manifest"])
             if source.tokenizer is None:
                 raise InputError(f"{key}: model {source.name!r} comes without a tokenizer; name one here")
             return Reference(source.tokenizer, source.tokenizer_digest)

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import ast
-import functools
-import hashlib
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from megaboa import bridge_recipes, files, layout, recipe_files, store
+from megaboa import bridge_recipes, files, layout, store
 from megaboa.blends import Blend, corpora, split_blends
 from megaboa.config.formula import Number
 from megaboa.config.models.data import Data
@@ -21,6 +17,7 @@ from megaboa.harmless import is_harmless
 from megaboa.plan import image_specs, tasks
 from megaboa.plan.quantities import Quantities
 from megaboa.records import SECTIONS, LaunchSpec, ProfileSpec, RunSpec, Tree, parse
+from megaboa.run import recipe_code
 from megaboa.run.recovery import links, wall_seconds
 
 COLUMNS = (
@@ -95,31 +92,8 @@ def _model(model: Model) -> Tree:
     if model.recipe is not None:
         kept |= {"recipe": model.recipe, "args": model.args}
         if files.is_python(model.recipe):
-            kept["recipe_code"] = _recipe_digest(model.recipe)
+            kept["recipe_code"] = recipe_code.digest(model.recipe)
     return kept
-
-
-def _recipe_digest(recipe: str) -> str:
-    first, *others = recipe_files.files_of(recipe)
-    own = _file_digest(first)
-    named = {path.relative_to(first.parent).as_posix(): _file_digest(path) for path in others}
-    return files.digest({**named, "": own}) if named else own
-
-
-def _file_digest(path: str | Path) -> str:
-    return _code_digest(Path(path).expanduser().read_bytes())
-
-
-@functools.lru_cache(maxsize=64)
-def _code_digest(code: bytes) -> str:
-    """SHA-256 of Python code without comments, docstrings and layout."""
-    tree = ast.parse(code)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and ast.get_docstring(
-            node
-        ):
-            node.body = node.body[1:] or [ast.Pass()]
-    return hashlib.sha256(ast.dump(tree).encode()).hexdigest()
 
 
 def launch(config: Experiment, model: str, quantities: Quantities) -> LaunchSpec:
@@ -184,7 +158,7 @@ def _overlaps(config: Experiment) -> Tree:
 def profile(config: Experiment) -> ProfileSpec:
     """The profile's settings, with the digest of a profiler that is the user's own."""
     wanted = parse(ProfileSpec, config.profile.model_dump(mode="json"), "profile")
-    return replace(wanted, tool_code=_file_digest(wanted.tool)) if files.is_python(wanted.tool) else wanted
+    return replace(wanted, tool_code=recipe_code.of_file(wanted.tool)) if files.is_python(wanted.tool) else wanted
 
 
 def index_key(run: RunSpec) -> Tree | None:

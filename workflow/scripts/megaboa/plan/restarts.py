@@ -38,8 +38,6 @@ def check(plan: Plan, results: str, restart: list[str]) -> list[str]:
     found = {}
     for run in plan.runs:
         folder = run.folder(results, plan.name)
-        if folder.is_in_place:
-            continue  # it continues from its own checkpoint
         if run.name not in told and (work := unfinished.other_work(folder)) and not is_trained(folder):
             found[run.name] = work
     if found:

@@ -84,6 +84,18 @@ class Shared:
         return [str(self.paths.index(name)) for name in self.indexes]
 
     @property
+    def manifests(self) -> list[str]:
+        """What stages leave for later ones, whose outputs may be there without it."""
+        runs, paths = self.plan.runs, self.paths
+        tokenizers = [path for one in self.corpora for path in self.tokenizer_inputs(self.corpus_tokenizer(one))]
+        listed = [str(paths.corpus(name).sources) for name in self.corpora]
+        used = [*tokenizers, *listed, *self.preflights, *(path for run in runs for path in self.run_inputs(run))]
+        trained = [str(paths.run(run.name).train_manifest) for run in runs]
+        exported = [str(paths.run(name).export) for name in self.plan.exports]
+        every = [*used, *trained, *exported, *self.verifications, *self.index_manifests, *self.import_proofs]
+        return list(dict.fromkeys(every))
+
+    @property
     def reported(self) -> list[str]:
         """What the report needs. It shows missing results of other stages as missing."""
         return [str(self.paths.image), *self.metrics, *self.verifications, *self.index_manifests]

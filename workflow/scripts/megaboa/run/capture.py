@@ -9,6 +9,7 @@ from megaboa.errors import InputError
 from megaboa.launch.nsys import nsys_arguments, wrapped
 from megaboa.paths import RunFolder
 from megaboa.records import Identity, Trace, plain, write
+from megaboa.run import recipe_code
 from megaboa.run import site as sites
 from megaboa.run.announce import explain
 from megaboa.run.command import RANK_SCRIPT, environment_digest, rank_environment
@@ -31,6 +32,7 @@ def capture(folder: RunFolder) -> Trace:
     check_nodes(folder, site.nodes)
     check_image(folder)
     check_data(folder)
+    recipe_code.check(folder)
     identity = identity_of(folder)
     captured = {"run": plain(identity), "profile": folder.documents["profile"]}  # as its file has it
     final = store.folder(folder.launch.store, "profiles", f"{folder.experiment}/{folder.name}", captured)

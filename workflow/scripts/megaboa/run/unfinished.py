@@ -46,7 +46,12 @@ def present(folder: RunFolder) -> Present:
 
 
 def other_work(folder: RunFolder) -> list[Unfinished]:
-    """Unfinished training under the run's name with other identities, if the run as configured now has not begun."""
+    """Unfinished training under the run's name with other identities, if the run as configured now has not begun.
+
+    Nothing is lost by a run that continues in place: it starts from its own checkpoint.
+    """
+    if folder.is_in_place:
+        return []
     found = list(stored(folder))
     if not found:
         return []
