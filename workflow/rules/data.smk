@@ -1,5 +1,6 @@
 rule data:
     input:
+        SHARED.corpus_manifests,
         SHARED.verifications,
         SHARED.index_manifests,
 

@@ -76,6 +76,13 @@ class Shared:
         return [str(path) for one in folders for path in (one.steps_table, one.summary, one.goodput)]
 
     @property
+    def corpus_manifests(self) -> list[str]:
+        """Of the corpora, and of what they are made from: tokenizers, and lists of files."""
+        tokenizers = [path for one in self.corpora for path in self.tokenizer_inputs(self.corpus_tokenizer(one))]
+        folders = [self.paths.corpus(name) for name in self.corpora]
+        return [*dict.fromkeys(tokenizers), *(str(path) for one in folders for path in (one.sources, one.manifest))]
+
+    @property
     def verifications(self) -> list[str]:
         return [str(self.paths.corpus(name).verification) for name in self.corpora]
 
@@ -87,9 +94,7 @@ class Shared:
     def manifests(self) -> list[str]:
         """What stages leave for later ones, whose outputs may be there without it."""
         runs, paths = self.plan.runs, self.paths
-        tokenizers = [path for one in self.corpora for path in self.tokenizer_inputs(self.corpus_tokenizer(one))]
-        listed = [str(paths.corpus(name).sources) for name in self.corpora]
-        used = [*tokenizers, *listed, *self.preflights, *(path for run in runs for path in self.run_inputs(run))]
+        used = [*self.corpus_manifests, *self.preflights, *(path for run in runs for path in self.run_inputs(run))]
         trained = [str(paths.run(run.name).train_manifest) for run in runs]
         exported = [str(paths.run(name).export) for name in self.plan.exports]
         every = [*used, *trained, *exported, *self.verifications, *self.index_manifests, *self.import_proofs]
