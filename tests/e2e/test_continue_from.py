@@ -250,6 +250,8 @@ def test_a_run_goes_on_under_its_own_name_with_more_steps_and_in_another_layout(
     assert steps["step"].tolist() == list(range(1, 10)) and steps["attempt"].tolist() == [0] * 6 + [1] * 3
     assert [float(loss).hex() for loss in steps["loss"][:6]] == [loss for _, loss, _ in curve]
     assert workspace.json("itself", "report", "checks.json")["state"] == "PASS"
+    summary = workspace.json("itself", "runs", "a", "metrics", "summary.json")
+    assert (summary["steps"], summary["tokens_before"]) == (3, 2 * summary["tokens"])
     seen = workspace.megaboa("inspect", "itself/a")
     assert "iteration 9, torch_dist, layout tp=2" in seen and "written by 2 ranks" in seen
     halfway = json.loads(workspace.megaboa("inspect", first["checkpoint"], "itself/a@9", "--norms", "--json"))

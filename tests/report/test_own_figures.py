@@ -248,3 +248,21 @@ def test_a_law_is_drawn_over_its_points_by_each_of_its_three_numbers(many):
         assert len(curves) == levels + (x == "train_flops"), "the best size is a curve of its own"
         assert (table["fitted"] / table["validation"] - 1).abs().max() < 2e-3
         assert len({line.get_color() for line in curves[:levels]}) == levels
+
+
+def test_a_run_that_continues_has_its_parents_tokens_and_its_own_step_times(tmp_path):
+    experiment = FakeExperiment(tmp_path)
+    for name in ("whole", "half", "older"):
+        experiment.completed_run(name, steps=10)
+        experiment.measure(name)
+    runs = {run.name: run for run in load_runs(experiment.results)}
+    parent = {"parent": {"run": "whole", "iteration": 5}}
+    runs["half"].summary.update(parent, tokens_before=5120)
+    runs["older"].summary.update(parent)  # of a version that didn't say
+    del runs["older"].summary["tokens_before"]
+    runs["half"].steps["attempt"] = [0] * 6 + [1] * 4
+    frames = Frames(list(runs.values()), {})
+    tokens = frames.runs.set_index("run")["trained_tokens"]
+    assert tokens["half"] == tokens["whole"] + 5120 and pd.isna(tokens["older"])
+    warm = frames.steps.query("run == 'half' and warm == 'true'")
+    assert warm["step"].tolist() == [10], "steps from before, and its own first three, don't count"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ from megaboa.harmless import without_harmless
 from megaboa.observe import performance
 from megaboa.observe.goodput import goodput
 from megaboa.observe.steps import Row, add_routing, read_attempts, read_events, step_rows, steps_in
-from megaboa.observe.summary import summarize, timed_rows
+from megaboa.observe.summary import summarize, timed_rows, validation
 from megaboa.paths import RunFolder
 from megaboa.records import (
     AttemptStart,
@@ -22,8 +22,10 @@ from megaboa.records import (
     Summary,
     TrainRecord,
     Tree,
+    Validation,
     parse,
     read,
+    read_if_there,
     read_ledger,
 )
 from megaboa.run.progress import last_step
@@ -60,7 +62,32 @@ def trained(folder: RunFolder, peak_tflops: float | None = None) -> Measured:
         energy=energy,
         stragglers=stragglers,
     )
+    evaluated = (*_evaluated_before(folder), *summary.validation)
+    summary = replace(summary, tokens_before=_tokens_before(folder), validation=evaluated)
     return Measured([*_before(folder), *rows], summary, _time(store, events, rows))
+
+
+def _tokens_before(folder: RunFolder) -> int | None:
+    """Tokens of the steps of its parents, up to the checkpoints that were continued from; None if one is gone."""
+    parent, earlier = folder.run.parent, folder.parent_folder
+    if parent is None or earlier is None:
+        return 0
+    train, further = read_if_there(TrainRecord, earlier.train_manifest), _tokens_before(earlier)
+    if train is None or further is None or not Path(train.store).exists():
+        return None
+    rows = step_rows(read_events(RunStore(Path(train.store))), steps_in(train.skipped))
+    own = [row["tokens"] or 0 for row in rows if not row["replayed"] and row["step"] <= parent.iteration]
+    return sum(own) + further
+
+
+def _evaluated_before(folder: RunFolder) -> list[Validation]:
+    """Evaluations of the parent that the run continues in place."""
+    if not folder.is_in_place:
+        return []
+    earlier = folder.parent_folder
+    train = read(TrainRecord, earlier.train_manifest)
+    found = [parse(Validation, one, train.store) for one in validation(read_events(RunStore(Path(train.store))))]
+    return [*_evaluated_before(earlier), *(one for one in found if one.step <= train.iteration)]
 
 
 def _before(folder: RunFolder) -> list[Row]:

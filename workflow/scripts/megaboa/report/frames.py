@@ -105,6 +105,7 @@ class Frames:
         documents = {**run.documents, "preflight": {"tensors_gib": self._predicted.get(run.name)}}
         for metric in metrics.used("figures"):
             row |= metric.columns(documents) if metric.source else {}
+        row[TOKENS] = _tokens(run.summary or {})
         return row | {f"{metrics.EVALUATION}{name}": value for name, value in run.evaluation.items()}
 
     @functools.cached_property
@@ -152,11 +153,19 @@ class Frames:
         return pd.DataFrame(rows, columns=metrics.columns("time"))
 
 
+def _tokens(summary: Mapping[str, Any]) -> int | None:
+    """Tokens that the model was trained on, by the runs that this one continues too; None if they aren't known."""
+    before = summary.get("tokens_before", None if summary.get("parent") else 0)
+    return None if before is None or "tokens" not in summary else summary["tokens"] + before
+
+
 def _steps(run: RunResult) -> pd.DataFrame:
     table = run.steps.copy()
     table["tokens_per_second"] = table["tokens"] / table["seconds"]
     table["tokens"] = table["tokens"].cumsum()
-    table["warm"] = (table.groupby("attempt").cumcount() >= WARMUP_STEPS).map({True: "true", False: "false"})
+    own = table["attempt"] > 0  # the steps before, of a run that continues in place, may be of another machine
+    warm = own & (table.groupby("attempt").cumcount() >= WARMUP_STEPS)
+    table["warm"] = warm.map({True: "true", False: "false"})
     return table.drop(columns=["attempt", "replayed", "time", "skipped"]).assign(run=run.name)
 
 
