@@ -1,7 +1,8 @@
-"""What a report says of the image that its runs were trained in."""
+"""What a report says of its origin: the image that its runs were trained in, and the configuration of the call."""
 
 from megaboa.files import write_json
-from megaboa.report.provenance import image_test, versions
+from megaboa.report.provenance import image_test, provenance, versions
+from megaboa.run import submitted
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -33,3 +34,14 @@ def test_no_image(tmp_path):
     write_json(tmp_path / "image.json", {"runtime": "none", "digest": "1", "python": "3.12.3", "packages": {}})
     assert "image test" not in versions(tmp_path / "image.json") and image_test(tmp_path / "image.json") is None
     assert image_test(tmp_path / "none.json") is None
+
+
+def test_the_configuration_is_the_calls_whatever_its_file_says_now(tmp_path, monkeypatch):
+    config, results = tmp_path / "e.yaml", tmp_path / "results" / "e"
+    config.write_text("lr: 1\n")
+    [copy] = submitted.record(results, [config], [{"name": "a", "run": {}}], "snakemake")
+    config.write_text("lr: 2\n")
+    monkeypatch.delenv(submitted.VARIABLE, raising=False)
+    assert provenance(results, [config], "snakemake")["config"] == [{"path": str(config), "text": "lr: 2\n"}]
+    monkeypatch.setenv(submitted.VARIABLE, str(submitted.call_of(copy)))
+    assert provenance(results, [config], "snakemake")["config"] == [{"path": str(config), "text": "lr: 1\n"}]

@@ -10,6 +10,7 @@ from typing import Any
 from megaboa.files import canonical
 from megaboa.paths import ExperimentFolder
 from megaboa.records import Image, plain, read_if_there
+from megaboa.run import submitted
 
 PACKAGES = ("torch", "megatron-core", "megatron-bridge", "transformers")
 
@@ -20,8 +21,18 @@ def provenance(results: Path, config_files: list[Path], command: str) -> dict[st
         "image_test": image_test(ExperimentFolder(results).image),
         "commit": commit(),
         "command": command,
-        "config": [{"path": str(path), "text": path.read_text(encoding="utf-8")} for path in config_files],
+        "config": _configuration(results, config_files),
     }
+
+
+def _configuration(results: Path, config_files: list[Path]) -> list[dict[str, str]]:
+    """The files' text as the call read it: they may have been edited while it trained."""
+    copies = submitted.copies_here(results)
+    read = copies if [path.name for path in copies] == [path.name for path in config_files] else config_files
+    return [
+        {"path": str(path), "text": copy.read_text(encoding="utf-8")}
+        for path, copy in zip(config_files, read, strict=True)
+    ]
 
 
 def image_test(image: Path) -> str | None:

@@ -58,8 +58,17 @@ def last(results: Path) -> Submitted:
     if not commands:
         return Submitted([], "snakemake")
     command = max(commands, key=lambda path: path.stat().st_mtime)
-    copies = sorted(command.parent.glob("config/*/*"), key=lambda path: int(path.parent.name))
-    return Submitted(copies, command.read_text(encoding="utf-8"))
+    return Submitted(_copies(command.parent), command.read_text(encoding="utf-8"))
+
+
+def copies_here(results: Path) -> list[Path]:
+    """The configuration of the call that submitted this job, as it was then; empty outside of such a job."""
+    call = Path(os.environ.get(VARIABLE, ""))
+    return _copies(call) if call.parent.resolve() == ExperimentFolder(results.resolve()).calls else []
+
+
+def _copies(call: Path) -> list[Path]:
+    return sorted(call.glob("config/*/*"), key=lambda path: int(path.parent.name))
 
 
 def call_of(config_file: str | Path) -> Path | None:
