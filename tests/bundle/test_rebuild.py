@@ -232,6 +232,38 @@ def test_exports_are_compared_without_their_card():
         assert verdict(f"{RUN}/export.json", json.dumps(ours).encode(), json.dumps(theirs).encode()) == expected
 
 
+def test_checks_of_measured_times_may_differ():
+    loss = {"name": "loss", "quantity": "loss.last", "state": "PASS", "measured": 5.0}
+    time = {"name": "time", "quantity": "step_seconds", "state": "PASS", "measured": 0.1}
+    checks = {"form": 1, "state": "PASS", "checks": [loss, time]}
+    slower = {**checks, "state": "FAIL", "checks": [loss, {**time, "state": "FAIL", "measured": 0.2}]}
+    higher = {**checks, "checks": [{**loss, "measured": 5.1}, time]}
+    for theirs, expected in (
+        (slower, WITHOUT_TIMES),
+        (higher, "different"),
+        ({**checks, "checks": [loss]}, "different"),
+    ):
+        given = json.dumps(checks).encode(), json.dumps(theirs).encode()
+        assert verdict("results/tiny/report/checks.json", *given) == expected
+
+
+def test_runs_that_start_from_checkpoints_of_others_are_not_repeated(tmp_path, capfd):
+    runs = {
+        "here": {"parent": {"experiment": "tiny", "run": "whole", "iteration": 5}},
+        "there": {"parent": {"experiment": "family", "run": "whole", "iteration": 5}},
+        "itself": {"parent": {"experiment": "tiny", "run": "itself", "iteration": 7}},
+        "whole": {},
+    }
+    documents = {f"results/tiny/runs/{name}/run.json": json.dumps(run).encode() for name, run in runs.items()}
+    script = {"workflow/scripts/megaboa/__main__.py": DRAW, "results/tiny/report/data/same.tsv": b"x"}
+    bundle = bundle_of(tmp_path / "x.zip", {**documents, **script})
+    with pytest.raises(SystemExit) as ended:
+        main(["reproduce", str(bundle), "--into", str(tmp_path / "out")])
+    assert ended.value.code == 0 and capfd.readouterr().out.splitlines()[-2].endswith(
+        "none of the bundle's runs makes: itself from tiny/itself@7, there from family/whole@5"
+    )
+
+
 def test_only_what_is_asked_for_is_compared():
     found = compare({"a.tsv": b"", "b.json": b""}, {"a.tsv": b""}, ["*.tsv"])
     assert [(one.name, one.good) for one in found] == [("a.tsv", True)]

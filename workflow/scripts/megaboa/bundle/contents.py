@@ -338,9 +338,12 @@ def _tokenizers(results: Path) -> list[Needed]:
 
 
 def _baselines(results: Path) -> Iterator[Needed]:
-    """The baselines. The bundle has all that the report needs of them, but the configuration still names them."""
-    asked = read_if_there(ReportSpec, ExperimentFolder(results).specs.report)
-    for path in map(Path, asked.baseline.paths if asked and asked.baseline else ()):
+    """The baselines whose metrics have not been copied, as no report was made yet."""
+    experiment = ExperimentFolder(results)
+    asked = read_if_there(ReportSpec, experiment.specs.report)
+    for number, path in enumerate(map(Path, asked.baseline.paths if asked and asked.baseline else ()), start=1):
+        if ExperimentFolder(experiment.baseline(number)).plan.exists():
+            continue
         key = "report.baseline.path"
         yield _file(key, path) if path.is_file() else {"for": key, "path": str(path)}
 

@@ -28,7 +28,7 @@ from megaboa.errors import InputError
 from megaboa.files import file_digest, write_text
 from megaboa.metrics import is_timed
 from megaboa.paths import CARD, ExperimentFolder
-from megaboa.records import BundleManifest, parse
+from megaboa.records import BundleManifest, Tree, parse
 from megaboa.secrets import has_credentials, is_secret_name
 
 Files = dict[str, bytes]
@@ -77,9 +77,28 @@ def for_report(files: Archive, manifest: BundleManifest) -> list[str]:
     return [name for name in files if not name.startswith(f"results/{manifest.experiment}/report/")]
 
 
-def for_runs(files: Archive) -> list[str]:
-    """The bundle's files from which the experiment runs again."""
-    return [name for name in files if not name.startswith("results/")]
+def for_runs(files: Archive, manifest: BundleManifest) -> list[str]:
+    """The bundle's files from which the experiment runs again: of the results only the metrics of a baseline."""
+    baseline = f"results/{manifest.experiment}/baseline/"
+    return [name for name in files if not name.startswith("results/") or name.startswith(baseline)]
+
+
+def runs_of(files: Archive, manifest: BundleManifest) -> dict[str, Tree]:
+    """The run.json of each run."""
+    pattern = f"results/{manifest.experiment}/runs/*/run.json"
+    return {name.split("/")[3]: json.loads(files[name]) for name in files if fnmatchcase(name, pattern)}
+
+
+def parents_outside(experiment: str, runs: Mapping[str, Tree]) -> str | None:
+    """Runs that start from a checkpoint which no run of the experiment makes, such as `a from family/b@30`; None if
+    there are none."""
+    found = []
+    for run, document in runs.items():
+        parent = document.get("parent")
+        # A run that continues in place has its earlier state, with other settings, as its parent.
+        if parent and (parent["experiment"] != experiment or parent["run"] == run):
+            found.append(f"{run} from {parent['experiment']}/{parent['run']}@{parent['iteration']}")
+    return some_of(found) if found else None
 
 
 def refuse_edited(files: Archive, names: Iterable[str], folder: Path) -> None:
@@ -238,12 +257,23 @@ def _export(content: bytes) -> tuple[Any, bool]:
     return (document["iteration"], files), False
 
 
+def _checks(content: bytes) -> tuple[Any, bool]:
+    """All checks but those of measured times, of which only the names are the same; on one of them the state hangs."""
+    document = json.loads(content)
+    timed = [one for one in document["checks"] if is_timed(one.get("quantity") or "")]
+    if not timed:
+        return document, False
+    rest = {name: value for name, value in document.items() if name not in ("state", "checks")}
+    return (rest, [one["name"] for one in timed], [one for one in document["checks"] if one not in timed]), True
+
+
 READERS: dict[str, Callable[[bytes], tuple[Any, bool]]] = {
     "*/metrics/steps.parquet": _steps,
     "*/report/data/*.tsv": _table,
     # Not the identity: it includes paths as typed, which differ in a bundle. run.json is compared separately.
     "*/runs/*/train.json": _fields("iteration", "world_size"),
     "*/runs/*/export.json": _export,
+    CHECKS: _checks,
     "*/data/*.json": _fields("digest"),
     "*/models/*/source.json": _fields("digest", "params"),
     "*/models/*/import.json": _fields("digest", "tensors"),

@@ -16,9 +16,11 @@ from megaboa.bundle.rebuild import (
     is_on_cpu,
     opened,
     other_packages,
+    parents_outside,
     refuse_edited,
     report_again,
     run_again,
+    runs_of,
 )
 from megaboa.errors import InputError
 from megaboa.files import file_digest
@@ -52,7 +54,7 @@ def reproduce(bundle: Path, into: Path | None, figures_only: bool) -> list[Compa
     trains = not figures_only and is_on_cpu(manifest)
     refuse_edited(files, for_report(files, manifest), report)
     if trains:
-        refuse_edited(files, for_runs(files), runs)
+        refuse_edited(files, for_runs(files, manifest), runs)
     print(f"code of {bundle} runs now as you, without your environment's secrets, in {folder}", flush=True)
     for package in other_packages(manifest):
         print(f"other package: {package}", flush=True)
@@ -65,7 +67,10 @@ def reproduce(bundle: Path, into: Path | None, figures_only: bool) -> list[Compa
             "bundle's config"
         )
         return compared
-    files.unpack_missing(for_runs(files), runs)
+    if outside := parents_outside(manifest.experiment, runs_of(files, manifest)):
+        print(f"runs: not repeated, as some start from checkpoints that none of the bundle's runs makes: {outside}")
+        return compared
+    files.unpack_missing(for_runs(files, manifest), runs)
     needed.require(manifest, runs)
     return compared + show("runs from the bundle's configuration", run_again(files, manifest, runs))
 

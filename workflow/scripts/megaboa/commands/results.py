@@ -109,6 +109,11 @@ def bundle(words: list[str]) -> None:
     args = parser.parse_args(words)
     from megaboa.bundle.contents import Asked
     from megaboa.bundle.crate import make
+    from megaboa.bundle.rebuild import parents_outside
 
-    asked = Asked(args.settings.parents[1], args.config_file, args.command_line)
+    results = ExperimentFolder(args.settings.parents[1])
+    runs = {name: results.run(name).document("run") for name in records.read(records.RunsSpec, results.specs.runs).runs}
+    asked = Asked(results.path, args.config_file, args.command_line)
     print(make(asked, read_json(args.settings)["title"], args.store, args.out))
+    if outside := parents_outside(results.path.name, runs):
+        print(f"`megaboa reproduce` trains none of its runs, as some start from checkpoints of others: {outside}")

@@ -366,13 +366,15 @@ class Asked:
     def check_baseline(self, results: Path) -> None:
         asked = self.experiment.report.baseline
         own = (results / str(self.experiment.experiment)).resolve()
-        for path in map(Path, asked.paths if asked else ()):
+        for number, path in enumerate(map(Path, asked.paths if asked else ()), start=1):
             if path.resolve().is_relative_to(own):
                 problem = (
                     f"{path}: lies in this experiment's own results: name another experiment, or a bundle elsewhere"
                 )
             elif (path.suffix == ".zip" and path.is_file()) or ExperimentFolder(path).plan.is_file():
                 continue
+            elif not path.exists() and ExperimentFolder(ExperimentFolder(own).baseline(number)).plan.is_file():
+                continue  # its metrics have been copied
             else:
                 problem = f"{path}: is neither a bundle (.zip) nor a results folder (it has no plan.tsv)"
             self.problems.add(("report", "baseline", "path"), problem)

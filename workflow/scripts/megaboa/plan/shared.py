@@ -136,10 +136,14 @@ class Shared:
 
     @property
     def baselines(self) -> list[str]:
-        """Inputs for which the report is remade: bundles, and the plans of results folders."""
+        """Inputs for which the report is remade: bundles, and the plans of results folders; copies of those that are
+        gone."""
         asked = self.plan.experiment.report.baseline
-        paths = [Path(path) for path in (asked.paths if asked else ())]
-        return [str(ExperimentFolder(path).plan if path.is_dir() else path) for path in paths]
+        found = []
+        for number, path in enumerate(map(Path, asked.paths if asked else ()), start=1):
+            folder = path if path.exists() else self.paths.baseline(number)
+            found.append(str(ExperimentFolder(folder).plan if folder.is_dir() else folder))
+        return found
 
     @property
     def analyses(self) -> list[str]:
