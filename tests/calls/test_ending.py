@@ -1,5 +1,6 @@
 """megaboa.calls.ending: what a call says at its end."""
 
+import signal
 from types import SimpleNamespace
 
 import pytest
@@ -167,6 +168,21 @@ def test_an_interrupted_call_says_so_last(ended, monkeypatch):
     assert last.pop() == "interrupted: the same call makes what is missing"
     ending.print_failures(results, {"mine"})
     assert last.pop().startswith("mine stopped at step 3") and not last
+
+
+def test_a_second_ctrl_c_is_answered_and_a_third_ends_the_call_at_once(monkeypatch, capsys):
+    handlers = {}
+    monkeypatch.setattr(ending, "_interrupted", [])
+    monkeypatch.setattr(ending.signal, "getsignal", lambda number: signal.default_int_handler)
+    monkeypatch.setattr(ending.signal, "signal", handlers.__setitem__)
+    ending.note_interrupts()
+    with pytest.raises(KeyboardInterrupt):
+        handlers[signal.SIGINT](signal.SIGINT, None)
+    assert capsys.readouterr().err == ""
+    handlers[signal.SIGINT](signal.SIGINT, None)
+    assert "Ctrl-C again: the call is ending already" in capsys.readouterr().err
+    with pytest.raises(KeyboardInterrupt):
+        handlers[signal.SIGINT](signal.SIGINT, None)
 
 
 def test_a_damaged_file_of_a_run_is_its_failure_and_hides_no_other(ended, capsys):

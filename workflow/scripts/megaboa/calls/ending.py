@@ -118,10 +118,17 @@ def print_failures(results: str | Path, trained: Collection[str]) -> None:
 
 
 def note_interrupts() -> None:
-    """Note Ctrl-C, so that the interrupted call isn't reported as a failure; it still ends the call."""
+    """Note Ctrl-C, so that the interrupted call isn't reported as a failure; it still ends the call.
+
+    A second one would break off Snakemake's own end, with a traceback in place of what became of the runs. It is only
+    answered; a third one isn't.
+    """
 
     def noted(number: int, frame: Any) -> None:
         _interrupted.append(number)
+        if len(_interrupted) == 2:
+            say("Ctrl-C again: the call is ending already, as soon as its runs have saved; once more ends it at once")
+            return
         signal.default_int_handler(number, frame)
 
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
