@@ -146,3 +146,9 @@ def test_of_several_older_stores_the_trained_one_counts_or_else_the_one_that_cam
     assert identity_of(folder) == stores[30][1]
     write(folder.train_manifest, made.trained(identity=stores[finished][1].digest))
     assert identity_of(folder) == stores[finished][1] and is_trained(folder)
+
+
+def test_digests_are_shown_by_their_beginning(run):
+    before = identity_of(run(note="a" * 64))
+    now = run(note="not a digest")
+    assert unfinished.differences(before, now.documents["run"], None) == [f"note: {'a' * 12} → not a digest"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ from megaboa.run.identity import identity_of, stored
 from megaboa.store_paths import RunStore
 
 SHOWN = 12
+DIGEST = re.compile(r"[0-9a-f]{64}")
 BY_CONTENT = ("model", "tokenizer", "corpora", "image", "parent")  # fields of an identity: what the run reads
 
 
@@ -122,4 +124,5 @@ def _leaves(tree: Any, path: str = "") -> Tree:
 
 
 def _shown(leaves: Tree, key: str) -> str:
-    return "not set" if key not in leaves or leaves[key] is None else str(leaves[key])
+    text = "not set" if key not in leaves or leaves[key] is None else str(leaves[key])
+    return text[:12] if DIGEST.fullmatch(text) else text
