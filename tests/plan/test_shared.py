@@ -199,3 +199,14 @@ def test_a_recipe_without_a_tokenizer_reads_existing_tokens(tmp_path):
     found = shared(tmp_path, corpora={"old": {"megatron": str(tmp_path / "a")}}, tokenizers={}, **changes)
     assert specifications.contents(found)["corpora/old.json"]["tokenizer"] is None
     assert found.corpus_inputs("old") == [f"{tmp_path}/a.bin", f"{tmp_path}/a.idx"]
+
+
+def test_the_report_knows_what_runs_have_of_the_keys_that_only_others_set(plan_of, tmp_path):
+    other = "{parallel.tp: 2, resources.gpus_per_node: 2, overrides.train.exit_interval: 3}"
+    sweep = f"sweep: {{runs: {{one: {{}}, other: {other}}}}}\n"
+    report = specifications.contents(Shared(plan_of(sweep), tmp_path))["report.json"]
+    keys = ("parallel.tp", "resources.gpus_per_node", "overrides.train.exit_interval")
+    assert report["values"] == {"one": {}, "other": dict(zip(keys, (2, 2, 3), strict=True))}
+    assert report["unset"] == {"one": dict(zip(keys, (1, 1, None), strict=True))}
+    grid = "sweep: {grid: {optimizer.lr: [0.1, 0.2]}}\n"
+    assert "unset" not in specifications.contents(Shared(plan_of(grid), tmp_path))["report.json"]

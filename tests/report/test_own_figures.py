@@ -13,7 +13,7 @@ from megaboa.report import fits, style
 from megaboa.report.figures import standard_figures
 from megaboa.report.frames import Frames
 from megaboa.report.kinds import mean_band
-from megaboa.report.page import ReportError, _drawn, _fits
+from megaboa.report.page import ReportError, _drawn, _fits, _left_out
 from megaboa.report.runs import load_runs
 
 VALUES = {
@@ -138,6 +138,61 @@ def test_an_optimum_is_drawn_where_the_sweep_has_one(many):
     [best] = [line for line in figure.axes[0].lines if line.get_linestyle() == ":"]
     assert best.get_xdata()[0] == pytest.approx(0.003, rel=0.01)
     assert (table["fitted"] - table["loss.last"]).abs().max() < 0.02
+
+
+@pytest.fixture(scope="module")
+def one_with_tp(tmp_path_factory):
+    """Two rates and two seeds, and one run that alone sets `parallel.tp` and `parallel.vpp`."""
+    values = {
+        f"lr{lr}-seed{seed}": {"optimizer.lr": lr, "training.seed": seed} for lr in (0.001, 0.003) for seed in (1, 2)
+    }
+    unset = {name: {"parallel.tp": 1, "parallel.vpp": None} for name in values}
+    values["tp2"] = {"optimizer.lr": 0.003, "training.seed": 1, "parallel.tp": 2, "parallel.vpp": 2}
+    experiment = FakeExperiment(tmp_path_factory.mktemp("tp"))
+    for name, given in values.items():
+        start = 5 - 100 * given["optimizer.lr"] + given["training.seed"] / 10
+        experiment.completed_run(name, steps=10, losses={step: start - step / 10 for step in range(1, 11)})
+        experiment.measure(name)
+    style.apply_style()
+    return Frames(load_runs(experiment.results), values, unset=unset)
+
+
+def test_runs_that_do_not_set_a_swept_key_are_drawn_with_the_value_they_had(one_with_tp):
+    means = {"kind": "line", "x": "optimizer.lr", "y": "loss.last", "over": "training.seed"}
+    [axes], table = drawn(one_with_tp, **means, hue="parallel.tp")
+    assert table[["optimizer.lr", "parallel.tp", "n"]].to_numpy().tolist() == [
+        [0.001, 1, 2],
+        [0.003, 1, 2],
+        [0.003, 2, 1],
+    ]
+    assert [line.get_label() for line in axes.lines] == ["parallel.tp 1", "parallel.tp 2"]
+    _, table = drawn(one_with_tp, **means, hue="parallel.tp", filter={"parallel.tp": 1})
+    assert table["n"].tolist() == [2, 2]
+    [axes], table = drawn(one_with_tp, **means, hue="parallel.vpp")
+    assert [line.get_label() for line in axes.lines] == ["parallel.vpp not set", "parallel.vpp 2"]
+    assert table["n"].tolist() == [2, 2, 1]
+    axes, _ = drawn(one_with_tp, kind="scatter", x="optimizer.lr", y="loss.last", facet="parallel.vpp")
+    assert [one.get_title() for one in axes] == ["parallel.vpp 2", "parallel.vpp not set"]
+    [axes], table = drawn(one_with_tp, kind="bar", x="parallel.vpp", y="loss.last")
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["not set", "2"] and table["n"].tolist() == [4, 1]
+
+
+def test_runs_without_a_place_on_an_axis_are_named(one_with_tp):
+    spec = Figure(name="mine", kind="scatter", x="parallel.vpp", y="loss.last")
+    assert one_with_tp.of(spec)["run"].tolist() == ["tp2"]
+    [said] = _left_out(spec, one_with_tp)
+    assert (
+        said
+        == "Runs without a value of parallel.vpp are not shown: lr0.001-seed1, lr0.001-seed2, lr0.003-seed1 and 1 more."
+    )
+
+
+def test_a_setting_names_no_value_that_runs_have_anyway(one_with_tp):
+    runs = one_with_tp._runs
+    values = {"lr0.001-seed1": {"parallel.tp": 1}, "tp2": {"parallel.tp": 2}}
+    unset = {run.name: {"parallel.tp": 1} for run in runs if run.name not in values}
+    settings = Frames(runs, values, unset=unset).runs.set_index("run")["setting"]
+    assert set(settings.drop("tp2")) == {"dense"} and settings["tp2"] == "dense tp=2"
 
 
 def test_a_heat_map_is_the_mean_of_its_fields(frames):

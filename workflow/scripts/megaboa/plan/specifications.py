@@ -5,13 +5,17 @@ So that an edited experiment only reruns jobs whose own part has changed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel
 
 from megaboa import conversion, files, store
 from megaboa.config.models.outputs import PredictedSetting
 from megaboa.plan import documents, image_specs
 from megaboa.plan.environment import environment
 from megaboa.plan.given_files import expanded, expanded_source, pairs_of
+from megaboa.plan.plan import Run
 from megaboa.plan.shared import Shared
 from megaboa.records import (
     AlongSpec,
@@ -250,12 +254,28 @@ def _report(shared: Shared) -> ReportSpec:
         published=shared.plan.published,
         figures=tuple(figure.model_dump(mode="json") for figure in wanted.figures),
         values={run.name: run.values for run in shared.plan.runs},
+        unset=values_of_others(shared.plan.runs),
         proofs=(*shared.import_proofs, *shared.export_proofs),
         profiles=tuple(shared.profiled_runs),
         evaluated=tuple(shared.plan.evaluated),
         along=tuple(shared.along_runs),
         baseline=_baseline(shared),
     )
+
+
+def values_of_others(runs: Sequence[Run]) -> dict[str, Tree]:
+    """What each run has of the swept keys that only other runs set: figures by such a key show all runs."""
+    swept = dict.fromkeys(key for run in runs for key in run.values)
+    found = {run.name: {key: _value(run, key) for key in swept if key not in run.values} for run in runs}
+    return {name: values for name, values in found.items() if values}
+
+
+def _value(run: Run, key: str) -> Any:
+    """The value that a run was planned with; None if the plan doesn't know it."""
+    found: Any = run.config
+    for part in key.split("."):
+        found = found.get(part) if isinstance(found, Mapping) else getattr(found, part, None)
+    return found.model_dump(mode="json") if isinstance(found, BaseModel) else found
 
 
 def _baseline(shared: Shared) -> BaselineSpec | None:

@@ -59,7 +59,9 @@ class ReportSpec(Record):
     question: str | None = None
     published: Tree | None = None  # the table of report.compare_to
     figures: tuple[Tree, ...] = ()
-    values: dict[str, Tree] | None = None  # by run: its values of the swept keys
+    values: dict[str, Tree] | None = None  # by run: what it sets of the swept keys
+    # by run: what it has of the swept keys that only other runs set; null if that is unknown
+    unset: dict[str, Tree] = field(default_factory=dict, metadata=IF_SET)
     profiles: tuple[str, ...] = ()
     evaluated: tuple[str, ...] = ()
     along: tuple[str, ...] = field(default=(), metadata=IF_SET)  # runs that are exported during their training

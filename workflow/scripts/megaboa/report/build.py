@@ -73,7 +73,7 @@ def make(wanted: Wanted) -> str:
     else:
         checks += proof_checks([Path(path) for path in asked.proofs]) + along_checks(results, asked)
     expected = load_expected(results, runs)
-    frames = Frames(passed(runs), asked.values, {one.run: one.predicted_gib for one in expected})
+    frames = Frames(passed(runs), asked.values, {one.run: one.predicted_gib for one in expected}, asked.unset)
     own = [Figure.model_validate(figure) for figure in asked.figures]
     drawn = draw(runs, corpora, asked.agreements, captions, folder, frames, own, wanted.interim)
     profiles, published = load_profiles(results, profiled), asked.published

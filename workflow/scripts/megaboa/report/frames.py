@@ -16,6 +16,7 @@ from megaboa.records import LM_LOSS
 from megaboa.report.runs import RunResult
 
 SEED = "training.seed"
+NOT_SET, UNKNOWN = "not set", "unknown"  # in place of a key's value, and of a measured one, that isn't known
 PARAMS, TOKENS, FLOPS = "params", "trained_tokens", "train_flops"
 
 
@@ -24,20 +25,47 @@ class UnknownColumnError(Exception):
 
 
 class Frames:
-    """Tables of the runs that passed. `values`: each run's values in the sweep; `predicted`: GiB by preflight."""
+    """Tables of the runs that passed.
+
+    `values`: what each run sets in the sweep; `unset`: what it has of the keys that only other runs set; `predicted`:
+    GiB by preflight.
+    """
 
     def __init__(
         self,
         runs: Sequence[RunResult],
         values: Mapping[str, Mapping[str, Any]] | None = None,
         predicted: Mapping[str, float | None] | None = None,
+        unset: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
         self._runs = list(runs)
         self._values = values or {}
         self._predicted = predicted or {}
+        self._unset = unset or {}
 
     def of(self, figure: Figure) -> pd.DataFrame:
         """The rows and columns that a figure shows, with the name of the run."""
+        return self._chosen(figure).dropna(subset=_places(figure)).reset_index(drop=True)
+
+    def lacking(self, figure: Figure) -> dict[str, list[str]]:
+        """The runs that a figure can't show, by the column of which they have no value."""
+        table, shown = self._chosen(figure), set(self.of(figure)["run"])
+        found: dict[str, list[str]] = {}
+        for run, part in table.groupby("run", sort=False):
+            if run not in shown:
+                column = next((name for name in _places(figure) if part[name].isna().all()), figure.y)
+                found.setdefault(column, []).append(run)
+        return found
+
+    def named(self, column: pd.Series) -> pd.Series:
+        """A column whose values are names of groups: a missing value is a group, too."""
+        if not column.isna().any():
+            return column
+        measured = column.name in metrics.columns("runs") or str(column.name).startswith(metrics.EVALUATION)
+        return column.astype(object).where(column.notna(), UNKNOWN if measured else NOT_SET)
+
+    def _chosen(self, figure: Figure) -> pd.DataFrame:
+        """The rows that a figure's filter leaves, also those without a value that has a place on an axis."""
         table = self.table(figure.data)
         given = (figure.x, figure.y, figure.value, figure.hue, figure.dash, figure.facet, figure.over, *figure.filter)
         asked = list(dict.fromkeys(name for name in given if name is not None))
@@ -52,12 +80,16 @@ class Frames:
                     known = ", ".join(dict.fromkeys([*table.columns, *self.runs.columns]))
                     raise UnknownColumnError(f"no run has the column {name!r}; there are {known}")
                 table = table.merge(self.runs[["run", name]], on="run", how="left")
+        bars = figure.kind in ("bar", "box")
+        groups = (figure.hue, figure.dash, figure.facet, figure.over, *figure.filter, figure.x if bars else None)
+        for name in dict.fromkeys(groups):
+            if name in table.columns and name in self.runs.columns:
+                table = table.assign(**{name: self.named(table[name])})
         for name, wanted in figure.filter.items():
             allowed = {_text(value) for value in (wanted if isinstance(wanted, list) else [wanted])}
             table = table[table[name].map(_text).isin(allowed)]
         columns = list(dict.fromkeys(["run", *(name for name in asked if name not in figure.filter), *figure.filter]))
-        shown = [name for name in (figure.x, figure.y, figure.value) if name is not None]
-        return table[columns].dropna(subset=shown).reset_index(drop=True)
+        return table[columns]
 
     @property
     def swept(self) -> list[str]:
@@ -100,13 +132,29 @@ class Frames:
     def _row(self, run: RunResult) -> dict[str, Any]:
         values = dict(self._values.get(run.name, {}))
         plan = {name: value for name, value in run.plan.items() if name not in ("tokens", "state", "why")}
-        row: dict[str, Any] = {**plan, "run": run.name, "layout": run.layout or "dp only", **values}
-        row["setting"] = _setting(values, run.model)
+        row: dict[str, Any] = {**plan, "run": run.name, "layout": run.layout or "dp only"}
+        row |= {**self._unset.get(run.name, {}), **values}
+        row["setting"] = _setting(
+            {key: value for key, value in values.items() if not self._usual(key, value)}, run.model
+        )
         documents = {**run.documents, "preflight": {"tensors_gib": self._predicted.get(run.name)}}
         for metric in metrics.used("figures"):
             row |= metric.columns(documents) if metric.source else {}
         row[TOKENS] = _tokens(run.summary or {})
         return row | {f"{metrics.EVALUATION}{name}": value for name, value in run.evaluation.items()}
+
+    def _usual(self, key: str, value: Any) -> bool:
+        """Whether the runs that don't set a key have this value, too: then it distinguishes no setting."""
+        return key in self._defaults and self._defaults[key] == _text(value)
+
+    @functools.cached_property
+    def _defaults(self) -> dict[str, str]:
+        """The values, as text, that all runs have that don't set the key."""
+        found: dict[str, set[str]] = {}
+        for values in self._unset.values():
+            for key, value in values.items():
+                found.setdefault(key, set()).add(_text(value))
+        return {key: next(iter(values)) for key, values in found.items() if len(values) == 1}
 
     @functools.cached_property
     def steps(self) -> pd.DataFrame:
@@ -157,6 +205,11 @@ def _tokens(summary: Mapping[str, Any]) -> int | None:
     """Tokens that the model was trained on, by the runs that this one continues too; None if they aren't known."""
     before = summary.get("tokens_before", None if summary.get("parent") else 0)
     return None if before is None or "tokens" not in summary else summary["tokens"] + before
+
+
+def _places(figure: Figure) -> list[str]:
+    """The columns whose values have places on the axes or colours of a scale."""
+    return [name for name in (figure.x, figure.y, figure.value) if name is not None]
 
 
 def _steps(run: RunResult) -> pd.DataFrame:

@@ -19,7 +19,7 @@ from matplotlib.figure import Figure as Drawing
 from megaboa.config.models.outputs import Figure
 from megaboa.metrics import label, named
 from megaboa.report.fits import FLOP, Fit
-from megaboa.report.frames import FLOPS, PARAMS, TOKENS
+from megaboa.report.frames import FLOPS, NOT_SET, PARAMS, TOKENS, UNKNOWN
 from megaboa.report.intervals import LEVEL, student
 from megaboa.report.style import (
     DASHES,
@@ -36,6 +36,7 @@ from megaboa.report.style import (
     legend,
     number,
     places,
+    text_of,
 )
 
 MOST_POINTS = 20_000  # a figure with more points shows only every n-th step
@@ -52,7 +53,9 @@ def draw(
     """The figure and a table of its data, or None if the table is empty."""
     if table.empty:
         return None
-    parts = {"": table} if spec.facet is None else {str(k): part for k, part in table.groupby(spec.facet, sort=True)}
+    parts = (
+        {"": table} if spec.facet is None else {text_of(k): part for k, part in table.groupby(spec.facet, sort=True)}
+    )
     parts = dict(list(parts.items())[:MOST_FACETS])
     columns = min(2, len(parts))
     lines = math.ceil(len(parts) / columns)
@@ -139,7 +142,8 @@ def _levels(axes: Axes, table: pd.DataFrame, spec: Figure, shades: Shades, looks
 
 def _named(spec: Figure, shades: Shades, level: object) -> str:
     """A legend text. A number needs the name of its column."""
-    return f"{label(spec.hue)} {shades.text(level)}" if spec.hue and is_number(level) else shades.text(level)
+    named = spec.hue and (is_number(level) or level in (NOT_SET, UNKNOWN))
+    return f"{label(spec.hue)} {shades.text(level)}" if named else shades.text(level)
 
 
 def _entry(spec: Figure, shades: Shades, level: object) -> str:
@@ -274,7 +278,7 @@ def bar(axes: Axes, table: pd.DataFrame, spec: Figure, shades: Shades) -> pd.Dat
             number(row[spec.y], spec.y), at, (5, 0), textcoords="offset points", va="center", color=INK, fontsize=9
         )
     axes.set_xlim(0, max(bars[high].max(), bars[spec.y].max()) * 1.2)
-    places(axes, [str(name) for name in bars[spec.x]])
+    places(axes, [text_of(name) for name in bars[spec.x]])
     return bars
 
 
@@ -295,7 +299,7 @@ def box(axes: Axes, table: pd.DataFrame, spec: Figure, shades: Shades) -> pd.Dat
         )
         axes.plot([median, median], [place - 0.28, place + 0.28], color="white", linewidth=1.6)
     axes.set_xlim(left=0)
-    places(axes, [str(row[spec.x]) for row in rows])
+    places(axes, [text_of(row[spec.x]) for row in rows])
     return pd.DataFrame(rows)
 
 

@@ -14,6 +14,7 @@ import yaml
 from markupsafe import Markup
 
 from megaboa import metrics
+from megaboa.check.refusals import some_of
 from megaboa.config.models.outputs import Figure
 from megaboa.errors import InputError
 from megaboa.formats import counted
@@ -105,9 +106,13 @@ def draw(
                 constants = [one.table().assign(of=level) for level, one in found.items()]
                 style.save_data(pd.concat(constants, ignore_index=True), folder, f"{name}{style.FIT}")
                 note = " ".join([note, *(_said(level, one) for level, one in found.items())]).strip()
+            if spec := next((spec for spec in own if spec.name == name), None):
+                note = " ".join([note, *_left_out(spec, frames)]).strip()
             runs_shown = table["run"].nunique() if "run" in table else len(good)
             style.save_text(_printed(name, specs, caption, note, runs_shown), folder, name)
             form = next((spec.format for spec in own if spec.name == name), "page")
+            # a note is a sentence, so the text before it has to end like one
+            caption = f"{caption}." if note and caption and caption[-1] not in ".!?:;" else caption
             shown = {"caption": caption, "note": note, "own": name in replaced, "format": form}
             drawn.append({"name": name, "svg": svg, "data": f"{style.DATA}/{name}.tsv", **shown})
             plt.close(figure)
@@ -125,6 +130,14 @@ def _fits(spec: Figure, frames: Frames) -> dict[str, Fit]:
 
 def _said(level: str, fit: Fit) -> str:
     return f"{level}: {fit.why or fit.sentence}" if level else fit.why or fit.sentence
+
+
+def _left_out(spec: Figure, frames: Frames) -> list[str]:
+    """A sentence for each column that some runs of a figure have no value of."""
+    lacking = frames.lacking(spec).items()
+    return [
+        f"Runs without a value of {metrics.label(column)} are not shown: {some_of(runs)}." for column, runs in lacking
+    ]
 
 
 def _printed(name: str, specs: Sequence[Figure], caption: str, note: str, runs: int) -> list[str]:

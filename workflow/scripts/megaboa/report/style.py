@@ -181,7 +181,7 @@ class Shades:
         self.few = len(runs) <= len(PALETTE)
         self.column = column or ("model" if not self.few and runs["model"].nunique() > 1 else "run")
         self.by_group = self.column != "run"
-        values = list(runs[self.column]) if self.column in runs else []
+        values = list(frames.named(runs[self.column])) if self.column in runs else []
         levels = list(dict.fromkeys(values))
         if (
             self.column == "run" and len(levels) > MOST_ENTRIES
@@ -206,7 +206,7 @@ class Shades:
         return self._colours[level]
 
     def text(self, level: object) -> str:
-        return f"{level:g}" if isinstance(level, float) else str(level)
+        return text_of(level)
 
 
 def legend(figure: Drawing) -> None:
@@ -285,6 +285,11 @@ class LogText(LogFormatter):
         if not super().__call__(value, pos):
             return ""
         return short(value) if 1e-3 <= abs(value) < 1e15 else power_of_ten(value)
+
+
+def text_of(level: object) -> str:
+    """A value of a column, as a legend or an axis names it."""
+    return f"{level:g}" if isinstance(level, float) else str(level)
 
 
 def short(value: float) -> str:
