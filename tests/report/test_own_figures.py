@@ -13,7 +13,7 @@ from megaboa.report import fits, style
 from megaboa.report.figures import standard_figures
 from megaboa.report.frames import Frames
 from megaboa.report.kinds import mean_band
-from megaboa.report.page import ReportError, _drawn, _fits, _left_out
+from megaboa.report.page import ReportError, _drawn, _fits, _left_out, draw
 from megaboa.report.runs import load_runs
 
 VALUES = {
@@ -187,12 +187,77 @@ def test_runs_without_a_place_on_an_axis_are_named(one_with_tp):
     )
 
 
+def test_a_caption_and_the_note_after_it_are_two_sentences(one_with_tp, tmp_path, svg_alone, monkeypatch):
+    monkeypatch.setattr("megaboa.report.page.standard_figures", lambda frames: [])
+    means = {"kind": "line", "x": "optimizer.lr", "y": "loss.last", "over": "training.seed"}
+    own = [
+        Figure(name="open", **means, caption="Loss against lr"),
+        Figure(name="closed", **means, caption="Which rate is best?"),
+        Figure(name="alone", kind="bar", x="run", y="loss.last", caption="Loss against lr"),
+        Figure(name="some", kind="scatter", x="parallel.vpp", y="loss.last", caption="By vpp"),
+    ]
+    figures = {one["name"]: one for one in draw(one_with_tp._runs, [], [], {}, tmp_path, one_with_tp, own)}
+    assert [figures[one.name]["caption"] for one in own] == [
+        "Loss against lr.",
+        "Which rate is best?",
+        "Loss against lr",
+        "By vpp.",
+    ]
+    assert figures["open"]["note"].startswith("Mean over training.seed (n = 1 to 2)")
+    assert figures["some"]["note"].startswith("Runs without a value of parallel.vpp are not shown")
+
+
 def test_a_setting_names_no_value_that_runs_have_anyway(one_with_tp):
     runs = one_with_tp._runs
     values = {"lr0.001-seed1": {"parallel.tp": 1}, "tp2": {"parallel.tp": 2}}
     unset = {run.name: {"parallel.tp": 1} for run in runs if run.name not in values}
     settings = Frames(runs, values, unset=unset).runs.set_index("run")["setting"]
     assert set(settings.drop("tp2")) == {"dense"} and settings["tp2"] == "dense tp=2"
+
+
+def test_means_over_seeds_are_one_line_over_a_swept_key(frames, one_with_tp):
+    means = {"kind": "line", "x": "optimizer.lr", "y": "loss.last", "over": "training.seed"}
+    [axes], table = drawn(frames, **means)
+    assert [line.get_xdata().tolist() for line in axes.lines] == [[0.001, 0.003]] * 2, "a line for each batch"
+    assert set(table["setting"]) == {"dense global_batch_size=8", "dense global_batch_size=16"}
+    assert set(table["n"]) == {3}
+    [axes], table = drawn(one_with_tp, **means)
+    assert [line.get_xdata().tolist() for line in axes.lines] == [[0.001, 0.003], [0.003]]
+    assert all(line.get_marker() == "o" for line in axes.lines), "one place alone is no line"
+    _, table = drawn(frames, kind="line", x="training.seed", y="loss.last", over="optimizer.lr")
+    assert set(table["setting"]) == {"dense global_batch_size=8", "dense global_batch_size=16"}
+    _, table = drawn(frames, kind="line", data="steps", x="step", y="loss", over="training.global_batch_size")
+    assert set(table["setting"]) == {"dense lr=0.001", "dense lr=0.003"}
+
+
+def test_a_column_that_tells_a_swept_key_is_as_good_as_the_key(frames):
+    tokens = frames.runs["training.global_batch_size"] * 1000
+    other = Frames(frames._runs, VALUES)
+    other.runs = frames.runs.assign(trained_tokens=tokens)
+    [axes], table = drawn(other, kind="line", x="trained_tokens", y="loss.last", over="training.seed")
+    assert [line.get_xdata().tolist() for line in axes.lines] == [[8000, 16000]] * 2
+    assert set(table["setting"]) == {"dense lr=0.001", "dense lr=0.003"}
+
+
+@pytest.mark.parametrize("kind", ["bar", "box"])
+def test_bars_and_boxes_of_several_runs_name_none_of_them(frames, kind):
+    [axes], table = drawn(frames, kind=kind, x="setting", y="loss.last")
+    assert "run" not in table and table["n"].tolist() == [3] * 4 and not axes.figure.legends
+    names = [f"dense lr={lr} global_batch_size={gbs}" for lr in (0.001, 0.003) for gbs in (8, 16)]
+    assert [text.get_text() for text in axes.get_yticklabels()] == names
+    [axes], table = drawn(frames, kind=kind, x="optimizer.lr", y="loss.last", hue="training.global_batch_size")
+    assert table[["optimizer.lr", "training.global_batch_size"]].to_numpy().tolist() == [
+        [lr, gbs] for lr in (0.001, 0.003) for gbs in (8, 16)
+    ]
+    entries = [text.get_text() for text in axes.figure.legends[0].get_texts()]
+    assert entries == ["global batch size 8", "global batch size 16"]
+
+
+def test_boxes_have_the_axis_of_their_values_and_bars_begin_at_zero(frames):
+    [axes], table = drawn(frames, kind="box", x="optimizer.lr", y="loss.last")
+    low, high = table["loss.last.p5"].min(), table["loss.last.p95"].max()
+    assert low - 0.1 * (high - low) < axes.get_xlim()[0] < low < high < axes.get_xlim()[1] < high + 0.1 * (high - low)
+    assert drawn(frames, kind="bar", x="optimizer.lr", y="loss.last")[0][0].get_xlim()[0] == 0
 
 
 def test_a_heat_map_is_the_mean_of_its_fields(frames):

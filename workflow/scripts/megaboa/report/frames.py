@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -71,7 +71,8 @@ class Frames:
         asked = list(dict.fromkeys(name for name in given if name is not None))
         if figure.fit == "scaling-law":
             asked = list(dict.fromkeys([*asked, PARAMS, TOKENS]))
-        if figure.over and figure.hue is None:
+        if figure.over and figure.hue is None and "setting" not in asked:
+            table = table.assign(setting=table["run"].map(self.settings(figure)))
             asked.append("setting")
         asked += [name for part in ("p5", "p95") if (name := f"{figure.y}.{part}") in self.runs.columns]
         for name in asked:
@@ -90,6 +91,24 @@ class Frames:
             table = table[table[name].map(_text).isin(allowed)]
         columns = list(dict.fromkeys(["run", *(name for name in asked if name not in figure.filter), *figure.filter]))
         return table[columns]
+
+    def settings(self, figure: Figure) -> dict[str, str]:
+        """The settings that a figure of means has a curve for, by run.
+
+        They name neither what is on the x axis, of which each curve would have one value, nor what is averaged over.
+        """
+        without = {SEED, figure.over, *self._told_by(figure.x)}
+        return {run.name: _setting(self._own(run), run.model, without) or "all models" for run in self._runs}
+
+    def _told_by(self, x: str) -> list[str]:
+        """The swept keys, and the model, that have one value for each value of a column of the configuration, and the
+        other way round: `lr` tells `optimizer.lr`, and `params` the model."""
+        planned = {*self.swept, PARAMS, TOKENS, *(name for run in self._runs for name in run.plan)}
+        if x not in planned or x not in self.runs.columns:
+            return []
+        keys = [*self.swept, *(["model"] if self.varies("model") else [])]
+        tables = {key: self.runs[[key]].assign(x=self.runs[x]).astype(str).drop_duplicates() for key in keys}
+        return [key for key, pairs in tables.items() if pairs[key].is_unique and pairs["x"].is_unique]
 
     @property
     def swept(self) -> list[str]:
@@ -134,18 +153,17 @@ class Frames:
         plan = {name: value for name, value in run.plan.items() if name not in ("tokens", "state", "why")}
         row: dict[str, Any] = {**plan, "run": run.name, "layout": run.layout or "dp only"}
         row |= {**self._unset.get(run.name, {}), **values}
-        row["setting"] = _setting(
-            {key: value for key, value in values.items() if not self._usual(key, value)}, run.model
-        )
+        row["setting"] = _setting(self._own(run), run.model, {SEED})
         documents = {**run.documents, "preflight": {"tensors_gib": self._predicted.get(run.name)}}
         for metric in metrics.used("figures"):
             row |= metric.columns(documents) if metric.source else {}
         row[TOKENS] = _tokens(run.summary or {})
         return row | {f"{metrics.EVALUATION}{name}": value for name, value in run.evaluation.items()}
 
-    def _usual(self, key: str, value: Any) -> bool:
-        """Whether the runs that don't set a key have this value, too: then it distinguishes no setting."""
-        return key in self._defaults and self._defaults[key] == _text(value)
+    def _own(self, run: RunResult) -> dict[str, Any]:
+        """What distinguishes a run's setting: what it sets, unless runs that don't set it have the same value."""
+        values = self._values.get(run.name, {})
+        return {key: value for key, value in values.items() if self._defaults.get(key) != _text(value)}
 
     @functools.cached_property
     def _defaults(self) -> dict[str, str]:
@@ -222,10 +240,11 @@ def _steps(run: RunResult) -> pd.DataFrame:
     return table.drop(columns=["attempt", "replayed", "time", "skipped"]).assign(run=run.name)
 
 
-def _setting(values: Mapping[str, Any], model: str) -> str:
-    """The setting that averaged runs have in common: `lr=0.003 tp=2`."""
-    kept = {key.rpartition(".")[2]: value for key, value in values.items() if key not in (SEED, "model")}
-    return " ".join([model, *(f"{name}={_text(value)}" for name, value in kept.items())])
+def _setting(values: Mapping[str, Any], model: str, without: Collection[str | None]) -> str:
+    """The setting that averaged runs have in common: `dense lr=0.003 tp=2`."""
+    kept = {key.rpartition(".")[2]: value for key, value in values.items() if key not in (*without, "model")}
+    named = [] if "model" in without else [model]
+    return " ".join([*named, *(f"{name}={_text(value)}" for name, value in kept.items())])
 
 
 def _numbers(column: pd.Series) -> pd.Series:

@@ -41,6 +41,7 @@ from megaboa.report.style import (
 
 MOST_POINTS = 20_000  # a figure with more points shows only every n-th step
 MOST_BARS = 40
+FEW_POINTS = 12  # curves with no more have markers
 FEWEST_VALUES = 3  # fewest values for a confidence interval
 MOST_FACETS = 12
 _QUANTILES = {"p5": 0.05, "p25": 0.25, "median": 0.5, "p75": 0.75, "p95": 0.95}
@@ -74,10 +75,22 @@ def draw(
             axes.set_title(f"{label(spec.facet)} {name}", fontsize=look.small, color=INK)
     for axes in list(grid.flat)[len(parts) :]:
         axes.set_visible(False)
-    # names next to bars and boxes of single runs replace the legend
-    if spec.kind != "heat" and not (spec.kind in ("bar", "box") and spec.x == "run" and shades.column == "run"):
+    # names next to bars and boxes replace the legend
+    if spec.kind != "heat" and not (spec.kind in ("bar", "box") and spec.x == shades.column):
         legend(figure)
     return figure, pd.concat(shown, ignore_index=True)
+
+
+def shared(spec: Figure, table: pd.DataFrame) -> bool:
+    """Whether bars or boxes stand for several runs, so that none of these may name one."""
+    places = [spec.x, *([spec.facet] if spec.facet else [])]
+    return spec.kind in ("bar", "box") and bool((table.groupby(places)["run"].nunique() > 1).any())
+
+
+def _bars(table: pd.DataFrame, spec: Figure) -> list[pd.DataFrame]:
+    """The rows of each bar or box: of a value of x or, with `hue`, of a value of both."""
+    keys = list(dict.fromkeys([spec.x, spec.hue or spec.x]))
+    return [part for _, of_x in table.groupby(spec.x, sort=False) for _, part in of_x.groupby(keys, sort=False)]
 
 
 def line(axes: Axes, table: pd.DataFrame, spec: Figure, shades: Shades) -> pd.DataFrame:
@@ -101,7 +114,7 @@ def line(axes: Axes, table: pd.DataFrame, spec: Figure, shades: Shades) -> pd.Da
             linewidth=width,
             linestyle=dashes.get(curve[spec.dash].iloc[0], "-") if spec.dash else "-",
             alpha=1.0 if shades.few or spec.dash or spec.direct else 0.55,
-            marker="o" if len(curve) <= 12 else None,
+            marker="o" if len(curve) <= FEW_POINTS else None,
             markersize=width + 2,
             solid_capstyle="round",
         )
@@ -115,7 +128,18 @@ def _means(axes: Axes, table: pd.DataFrame, spec: Figure, shades: Shades) -> pd.
     for levels, part in table.groupby(columns, sort=False):
         band, colour = mean_band(part, spec.x, spec.y), shades.of(levels[0])
         text, dash = _entry(spec, shades, levels[0]), dashes.get(levels[-1], "-") if spec.dash else "-"
-        axes.plot(band[spec.x], band["mean"], color=colour, label=text, linewidth=1.4, linestyle=dash)
+        marker = "o" if len(band) <= FEW_POINTS else None  # a mean at one place alone would be no line
+        axes.plot(
+            *(band[spec.x], band["mean"]),
+            **{
+                "color": colour,
+                "label": text,
+                "linewidth": 1.4,
+                "linestyle": dash,
+                "marker": marker,
+                "markersize": 3.5,
+            },
+        )
         axes.fill_between(band[spec.x], band["low"], band["high"], color=colour, alpha=0.2, linewidth=0)
         shown.append(band.assign(**dict(zip(columns, levels, strict=True))))
     return pd.concat(shown)
@@ -261,17 +285,19 @@ def bar(axes: Axes, table: pd.DataFrame, spec: Figure, shades: Shades) -> pd.Dat
     the most."""
     low, high = f"{spec.y}.p5", f"{spec.y}.p95"
     rows = []
-    for name, part in table.groupby(spec.x, sort=False):
+    for part in _bars(table, spec):
         one = len(part) == 1 and low in part
         ends = (part[low].iloc[0], part[high].iloc[0]) if one else (part[spec.y].min(), part[spec.y].max())
-        row = {spec.x: name, spec.y: part[spec.y].median(), low: ends[0], high: ends[1]}
+        row = {spec.x: part[spec.x].iloc[0], spec.y: part[spec.y].median(), low: ends[0], high: ends[1]}
         rows.append(row | {shades.column: part[shades.column].iloc[0], "n": len(part)})
     bars = pd.DataFrame(rows)
     if len(bars) > MOST_BARS:
         bars = bars.sort_values(spec.y, ascending=named(spec.y).less_is_better, kind="stable").head(MOST_BARS)
     for place, row in enumerate(bars.to_dict("records")):
         level = row[shades.column]
-        axes.barh(place, row[spec.y], height=0.62, linewidth=0, color=shades.of(level), label=shades.text(level))
+        axes.barh(
+            place, row[spec.y], height=0.62, linewidth=0, color=shades.of(level), label=_named(spec, shades, level)
+        )
         axes.plot([row[low], row[high]], [place, place], color=INK, linewidth=1.4, solid_capstyle="butt")
         at = (max(row[high], row[spec.y]), place)
         axes.annotate(
@@ -285,20 +311,31 @@ def bar(axes: Axes, table: pd.DataFrame, spec: Figure, shades: Shades) -> pd.Dat
 def box(axes: Axes, table: pd.DataFrame, spec: Figure, shades: Shades) -> pd.DataFrame:
     """Quartiles and median of y for each value of x, with a line from the 5th to the 95th percentile."""
     rows = []
-    for name, part in list(table.groupby(spec.x, sort=False))[:MOST_BARS]:
+    for part in _bars(table, spec)[:MOST_BARS]:
         ends = np.percentile(part[spec.y], [5, 25, 50, 75, 95])
         row = dict(zip(("p5", "p25", "median", "p75", "p95"), ends.tolist(), strict=True))
-        row = {spec.x: name, **{f"{spec.y}.{key}": value for key, value in row.items()}, "n": len(part)}
+        row = {spec.x: part[spec.x].iloc[0], **{f"{spec.y}.{key}": value for key, value in row.items()}, "n": len(part)}
         rows.append(row | {shades.column: part[shades.column].iloc[0]})
+    ends = np.array([[row[f"{spec.y}.p5"], row[f"{spec.y}.p95"]] for row in rows])
     for place, row in enumerate(rows):
         p5, p25, median, p75, p95 = (row[f"{spec.y}.{key}"] for key in ("p5", "p25", "median", "p75", "p95"))
         level = row[shades.column]
         axes.plot([p5, p95], [place, place], color=INK, linewidth=1.2, solid_capstyle="butt")
         axes.barh(
-            place, p75 - p25, left=p25, height=0.56, color=shades.of(level), label=shades.text(level), linewidth=0
+            place,
+            p75 - p25,
+            left=p25,
+            height=0.56,
+            color=shades.of(level),
+            label=_named(spec, shades, level),
+            linewidth=0,
         )
-        axes.plot([median, median], [place - 0.28, place + 0.28], color="white", linewidth=1.6)
-    axes.set_xlim(left=0)
+        # white in a box; in one too narrow to be seen, it is what is seen
+        colour = "white" if p75 - p25 > 0.02 * (ends.max() - ends.min()) else shades.of(level)
+        axes.plot([median, median], [place - 0.28, place + 0.28], color=colour, linewidth=1.6)
+    # bars begin at zero, for their lengths to be compared; boxes have the axis of their values, or they would be lines
+    if ends.min() < ends.max():
+        axes.set_xlim(*_around(ends, log=False))
     places(axes, [text_of(row[spec.x]) for row in rows])
     return pd.DataFrame(rows)
 
@@ -357,7 +394,7 @@ KINDS: dict[str, Callable[[Axes, pd.DataFrame, Figure, Shades], pd.DataFrame]] =
 
 def _height(spec: Figure, table: pd.DataFrame) -> float:
     if spec.kind in ("bar", "box"):
-        return 0.9 + 0.3 * min(MOST_BARS, table[spec.x].nunique())
+        return 0.9 + 0.3 * min(MOST_BARS, len(_bars(table, spec)))
     if spec.kind == "heat":
         return 1.4 + 0.32 * min(20, table[spec.y].nunique())
     return 3.5

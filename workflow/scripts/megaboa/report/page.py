@@ -162,8 +162,10 @@ def _drawn(
         return None
     try:
         table = frames.of(spec)
-        column = spec.hue or ("setting" if spec.over else None)
-        shades = Shades(frames, column)
+        if spec.hue is None and spec.over is not None:
+            shades = Shades(frames, "setting", list(frames.settings(spec).values()))
+        else:
+            shades = Shades(frames, spec.hue or (spec.x if kinds.shared(spec, table) else None))
         if shades.column not in table.columns:
             table = table.merge(frames.runs[["run", shades.column]], on="run", how="left")
         with style.formatted(spec):

@@ -172,16 +172,18 @@ def for_page(svg: str, name: str) -> str:
 class Shades:
     """Colours by the values of one column: few values have one each of the palette, many go from light to dark.
 
+    `levels`: the column's value of each run, if it is no column of the runs.
+
     Without a column, few runs have a colour each, and a value of a column has the colour of its first run, as figures
     stand next to each other. For many runs the colour shows the model or, if there is only one, the place in the plan.
     """
 
-    def __init__(self, frames: Frames, column: str | None = None) -> None:
+    def __init__(self, frames: Frames, column: str | None = None, levels: Sequence[str] = ()) -> None:
         runs = frames.runs
         self.few = len(runs) <= len(PALETTE)
         self.column = column or ("model" if not self.few and runs["model"].nunique() > 1 else "run")
         self.by_group = self.column != "run"
-        values = list(frames.named(runs[self.column])) if self.column in runs else []
+        values = list(levels or (frames.named(runs[self.column]) if self.column in runs else ()))
         levels = list(dict.fromkeys(values))
         if (
             self.column == "run" and len(levels) > MOST_ENTRIES

@@ -257,7 +257,11 @@ class Figure(Section):
     x: Column = key(description="column of the x axis; for bars and boxes, one per value")
     y: Column = key(description="column of the y axis")
     value: Column | None = key(None, "column for a heat map's colours")
-    hue: Column | None = key(None, "column for the colours; default: the runs or, if there are many, the models")
+    hue: Column | None = key(
+        None,
+        "column for the colours; default: the runs or, if there are many, the models; with `over`, the settings, apart "
+        "from what is on the x axis",
+    )
     facet: Column | None = key(None, "column with a separate panel per value")
     dash: Column | None = key(
         None, "column for the lines' dashes, or for the shapes of points, in addition to `hue`; at most six values"
