@@ -72,6 +72,7 @@ MISTAKES = [
     mistake("misspelt key in a part of a Hugging Face config", "models.dense.config.text_config.hidden_sze", "a config of gemma3_text", "did you mean 'hidden_size'?", replace=("{model_type: qwen3, hidden_size: 64}", "{model_type: gemma3, text_config: {hidden_sze: 64}}")),
     mistake("key of another family", "models.dense.config.n_layer", "unknown key in a config of qwen3", replace=("hidden_size: 64", "n_layer: 2")),
     mistake("figure's column", "report.figures[0].y", "there is no column 'losss'; did you mean 'loss'", add="report: {figures: [{name: a, kind: line, data: steps, x: step, y: losss}]}\n"),
+    mistake("column that is called otherwise", "report.figures[0].y", "there is no column 'final_loss'; did you mean 'loss.min', 'loss.last' or 'loss.first'? All columns are listed in docs/how-to/report.md", add="report: {figures: [{name: a, kind: bar, x: run, y: final_loss}]}\n"),
     mistake("figure's filter", "report.figures[0].filter", "there is no column 'modle'; did you mean 'model'", add="report: {figures: [{name: a, kind: bar, x: run, y: mfu, filter: {modle: x}}]}\n"),
     mistake("heat map without value", "report.figures[0]", "value is the column for a heat map's colours", add="report: {figures: [{name: a, kind: heat, x: lr, y: gbs}]}\n"),
     mistake("two figures of one name", "report.figures[1].name", "two figures are called 'a': rename one", add="report: {figures: [{name: a, kind: bar, x: run, y: mfu}, {name: a, kind: bar, x: run, y: steps}]}\n"),

@@ -510,3 +510,19 @@ def test_a_store_that_cannot_be_written_is_a_note(
     with as_ordinary_user(tmp_path):
         (note,) = plan_of(**{"training.train_iters": 10, "store": "held/store"}).notes
     assert note == f"warning: store: you can't write in {tmp_path / 'held'}: jobs that make something will fail"
+
+
+@pytest.mark.parametrize(
+    "mistake", [{"training.global_batch_size": 9, "parallel.tp": 2}, {"schedule.warmup_iters": 500}], ids=str
+)
+def test_figures_are_not_judged_by_the_runs_that_other_problems_leave(plan_of, mistake):
+    """The swept keys are columns, even if no run can be planned."""
+    text = (
+        "sweep: {grid: {optimizer.lr: [0.1, 0.2], training.seed: [1, 2]}}\n"
+        "report: {figures: [{name: a, kind: line, x: optimizer.lr, y: NAME, over: training.seed}]}\n"
+    )
+    for name, expected in (("validation", []), ("validaton", ["report.figures[0].y"])):
+        with pytest.raises(ConfigError) as raised:
+            plan_of(text.replace("NAME", name), **{"training.train_iters": 10, **mistake})
+        keys = [problem.key for problem in raised.value.problems]
+        assert [key for key in keys if key.startswith("report")] == expected and len(keys) > len(expected)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -49,6 +50,21 @@ def nearest(word: str, options: Iterable[str]) -> str | None:
         folded = word.casefold()
         close = [o for o in options if folded in (o.casefold(), o.casefold().rpartition(".")[2])]
     return close[0] if close else None
+
+
+def some_nearest(word: str, options: Iterable[str], most: int = 3) -> list[str]:
+    """The options that may have been meant, the nearest first; also those with a word in common."""
+    options = list(options)
+    if meant := nearest(word, options):
+        return [meant]
+    words = _words(word)
+    alike = [option for option in options if words & _words(option)]
+    alike.sort(key=lambda option: -difflib.SequenceMatcher(None, word, option).ratio())
+    return list(dict.fromkeys([*alike, *difflib.get_close_matches(word, options, n=most, cutoff=0.5)]))[:most]
+
+
+def _words(name: str) -> set[str]:
+    return set(re.split(r"[._/]", name.casefold()))
 
 
 def choose(word: str, options: Iterable[str], what: str) -> str:

@@ -14,8 +14,9 @@ from megaboa.check import costs, outcome
 from megaboa.config import Experiment, LoadedExperiment
 from megaboa.config.models.outputs import Along, Figure
 from megaboa.config.models.resources import Budget
-from megaboa.config.problems import choose
+from megaboa.config.problems import choose, some_nearest
 from megaboa.config.published import PublishedError, load_published
+from megaboa.config.yaml_file import dotted
 from megaboa.data.hub import is_id
 from megaboa.paths import ExperimentFolder
 from megaboa.plan import device, documents, tasks
@@ -59,6 +60,7 @@ class _Planner:
 
     def plan(self) -> Plan:
         choices = list(itertools.islice(choices_of(self.loaded), MAX_RUNS + 1))
+        swept = {dotted(path) for choice in choices for path in choice.values}
         if len(choices) > MAX_RUNS:
             self.problems.add(("sweep",), f"gives more than {MAX_RUNS} runs: split it")
             choices = []
@@ -87,7 +89,8 @@ class _Planner:
         if sound and self.base.tune.trials_of is None:  # trials of settings may differ in what changes no loss
             pairs = [(one.reference, run) for one in agreements if one.tensors for run in one.runs]
             self.check_same(runs, repeated=set(map(frozenset, pairs)))
-        asked.check_figures(runs)
+        # Runs with problems aren't among `runs`, so figures are checked by the keys of all runs that were asked for.
+        asked.check_figures({key for run in runs for key in run.values} if runs and sound else swept)
         published = asked.published()
         asked.check_baseline(self.results)
         tokenizers = self.corpus_tokenizers(runs)
@@ -344,8 +347,8 @@ class Asked:
             )
         return result
 
-    def check_figures(self, runs: list[Run]) -> None:
-        swept = dict.fromkeys(key for run in runs for key in run.values)
+    def check_figures(self, swept: Collection[str]) -> None:
+        """`swept`: keys of the sweep, which are columns, too."""
         seen: set[str] = set()
         for index, figure in enumerate(self.experiment.report.figures):
             path = ("report", "figures", index)
@@ -388,8 +391,16 @@ def column_problem(figure: Figure, swept: Iterable[str]) -> tuple[str, str] | No
     for key in ("x", "y", "value", "hue", "dash", "facet", "over"):
         name = getattr(figure, key)
         if name is not None and name not in known and not name.startswith((metrics.EVALUATION, "losses/", "valid/")):
-            return key, choose(name, known, "column")
+            return key, no_column(name, known)
     for name in figure.filter:
         if name not in known and not name.startswith(metrics.EVALUATION):
-            return "filter", choose(name, known, "column")
+            return "filter", no_column(name, known)
     return None
+
+
+def no_column(name: str, known: Iterable[str]) -> str:
+    """The problem of an unknown column, with the names that were probably meant."""
+    *rest, last = [repr(one) for one in some_nearest(name, known)] or [""]
+    meant = f"{', '.join(rest)} or {last}" if rest else last
+    hint = f"; did you mean {meant}? All" if last else "; all"
+    return f"there is no column {name!r}{hint} columns are listed in docs/how-to/report.md, 'Your own figures'"
