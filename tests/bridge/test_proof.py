@@ -124,11 +124,11 @@ def test_a_checkpoint_of_other_weights_is_found_out(root, tmp_path):
         *("--import", tmp_path / "import.json", "--out", tmp_path / "proof.json"),
     )
     assert done.returncode == 1
-    assert "FAIL Megatron parameters" in done.stdout
+    assert "FAIL import of model dense: Megatron parameters: " in done.stdout
     assert "without a source: decoder.layers.1.input_layernorm.weight" in done.stdout
-    assert "FAIL tensors" in done.stdout
+    assert "FAIL import of model dense: tensors: " in done.stdout
     assert "missing: model.extra.weight" in done.stdout
-    assert "FAIL round trip" in done.stdout
+    assert "FAIL import of model dense: round trip: " in done.stdout
     assert "different: model.norm.weight" in done.stdout
     assert "checks failed: Megatron parameters, tensors, round trip" in done.stderr
     assert not (tmp_path / "proof.json").exists()

@@ -181,9 +181,9 @@ def test_a_shard_that_is_not_merged_has_not_failed(results):
 
 SILENT = "{} is missing, and the log has no error. It was killed or the file was removed; the same call makes it again"
 PROOF = """\
-PASS files: 9 of 9 are as they were written
-FAIL tensors: 20 of 21 tensors have their name, shape and type; missing: lm_head.weight
-error: export store/exports/x/a/1: 1 of 2 checks failed: tensors; to export it again, remove store/exports/x/a/1
+PASS export of run a: files: 9 of 9 are as they were written
+FAIL export of run a: tensors: 20 of 21 tensors have their name, shape and type; missing: lm_head.weight
+error: export of run a: 1 of 2 checks failed: tensors; to export it again, remove store/exports/x/a/1
 """
 
 

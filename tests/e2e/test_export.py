@@ -192,7 +192,7 @@ def test_a_damaged_export_loses_its_proof(done):
     before = path.read_bytes()
     path.write_bytes(before + b" ")
     output = done.snakemake("export", "--configfile", "hf.yaml", "--forcerun", "prove_export", code=1)
-    assert "FAIL files: " in output
+    assert "FAIL export of run dp2: files: " in output
     assert "changed or missing: config.json" in output
     assert not done.results("hf", "runs", "dp2", "proof.json").exists()
     path.write_bytes(before)

@@ -30,13 +30,14 @@ def conclude(
     """
     failure = out.with_name(FAILED_PROOF)
     for one in checks:
-        print(f"{one.state} {one.name}: {one.detail}")
+        # several proofs at a time print into one console
+        print(f"{one.state} {subject}: {one.name}: {one.detail}")
     failed = [one.name for one in checks if not one.passed]
     facts = {"checks": tuple(checks), "digest": digest, "left_out": left_out, "image": image}
     if failed:
         write(failure, Proof(state="FAIL", **facts))
         sys.exit(f"error: {subject}: {len(failed)} of {len(checks)} checks failed: {', '.join(failed)}{remedy}")
     for name, why in (left_out or {}).items():
-        print(f"left out: {name}: {why}")
+        print(f"left out of the {subject}: {name}: {why}")
     write(out, Proof(state="PASS", **facts))
     failure.unlink(missing_ok=True)
