@@ -17,6 +17,7 @@ from megaboa.report.frames import Frames
 from megaboa.report.page import FIGURES, ReportError, draw, read_captions, render, verdict_text
 from megaboa.report.runs import load_runs
 from megaboa.report.style import Shades
+from megaboa.report.tables import swept_columns
 
 CAPTIONS = Path(__file__).parents[2] / "workflow" / "report" / "captions.yaml"
 AGREEMENTS = [AgreementSpec(reference="dp1", runs=("tp2", "broken", "later"), tolerance=1e-5)]
@@ -90,6 +91,19 @@ def test_every_run_has_a_row_with_its_state(html):
     assert any(row.startswith("tp2|PASS|dense|tp2 sp|1|8|20/20|") for row in table)
     assert any(row.startswith("broken|INVALID no finite loss at step 4|") for row in table)
     assert any(row.startswith("later|NOT_RUN it has no metrics|") for row in table)
+
+
+def test_the_table_of_runs_has_the_swept_values(experiment, tmp_path, svg_alone):
+    runs = load_runs(experiment.results)
+    seeds = {run.name: {"training.seed": seed, "optimizer.lr": 1e-3} for seed, run in enumerate(runs)}
+    seeds["tp2"] |= {"parallel.tp": 2, "a.one": 1, "a.two": 2, "a.three": 3}
+    swept = swept_columns(runs, Frames(runs, seeds, unset={"dp1": {"parallel.tp": 1}}))
+    given = {"checks": [], "drawn": [], "corpora": [], "provenance": PROVENANCE}
+    html = render(title="t", experiment="tiny", runs=runs, swept=swept, **given)
+    table = rows(html)
+    assert table[0].startswith("run|state|model|layout|seed|tp|one|two|dp|")
+    assert table[1].startswith("dp1|PASS|dense|–|0|1|||1|") and table[2].startswith("tp2|PASS|dense|tp2 sp|1|2|1|2|1|")
+    assert "The runs also differ in three: see the table as TSV." in html
 
 
 def test_what_runs_took_of_their_gpus_is_shown_where_it_is_known(experiment, html, tmp_path, svg_alone):

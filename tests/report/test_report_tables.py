@@ -6,7 +6,9 @@ import subprocess
 import pandas as pd
 import pytest
 
-from megaboa.report.tables import as_latex, as_markdown, as_tsv, cell, latex, save
+from megaboa.report.frames import Frames
+from megaboa.report.runs import RunResult
+from megaboa.report.tables import as_latex, as_markdown, as_tsv, cell, latex, save, save_tables, swept_columns
 
 TABLE = pd.DataFrame({"run": ["a_1", "50% & more|\\"], "loss": [1 / 3, None], "tokens": [1234567.0, 12.0], "n": [3, 4]})
 
@@ -49,6 +51,45 @@ def test_cells():
     assert [cell(value) for value in (None, float("nan"), 0.00001234, 12345.6, 7, "a\nb", True)] == [
         *("", "", "1.234e-05", "12,346", "7", "a b", "True")
     ]
+
+
+RUNS = [RunResult(name, {"model": "dense", "sp": "false"}, "PASS") for name in ("a", "b")] + [
+    RunResult("c", {"model": "dense", "sp": "false"}, "NOT_RUN")
+]
+SWEPT = {
+    "a": {
+        "optimizer.lr": 0.001,
+        "training.seed": 1,
+        "data.blend": {"x": 0.5},
+        "parallel.tp": 2,
+        "x.name": "p",
+        "y.name": 1,
+    },
+    "b": {"optimizer.lr": 0.001, "training.seed": 2, "model": "dense", "x.name": "q", "y.name": None},
+    "c": {"optimizer.lr": 0.001, "training.seed": 2, "checkpoint.state": "s"},
+}
+UNSET = {"b": {"parallel.tp": 1, "data.blend": "x"}, "c": {"parallel.tp": 1, "data.blend": "x"}}
+
+
+def test_the_table_of_runs_has_the_swept_keys_in_which_runs_differ():
+    table = swept_columns(RUNS, Frames([], SWEPT, unset=UNSET))
+    assert list(table.columns) == ["seed", "blend", "tp", "x.name", "y.name", "checkpoint.state"]
+    assert as_tsv(table[["seed", "tp", "x.name", "y.name"]]).splitlines()[1:] == ["1\t2\tp\t1", "2\t1\tq\t", "2\t1\t\t"]
+    assert as_markdown(table[["tp", "y.name"]]).splitlines()[1:] == [
+        "| ---: | ---: |",
+        "| 2 | 1 |",
+        "| 1 |  |",
+        "| 1 |  |",
+    ]
+
+
+def test_tables_to_be_read_have_four_swept_keys_and_tsv_all(tmp_path):
+    frames = Frames([], SWEPT, unset=UNSET)
+    save_tables(RUNS, frames, [], [], [], [], [], tmp_path)
+    heads = [(tmp_path / "tables" / f"runs.{kind}").read_text() for kind in ("tsv", "md", "tex")]
+    assert heads[0].splitlines()[0].split("\t")[4:] == ["seed", "blend", "tp", "x.name", "y.name", "checkpoint.state"]
+    assert heads[1].splitlines()[0] == "| run | state | model | layout | seed | blend | tp | x.name |"
+    assert "layout & seed & blend & tp & x.name \\\\" in heads[2]
 
 
 def test_all_three_are_saved(tmp_path):

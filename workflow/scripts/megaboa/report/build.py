@@ -31,7 +31,7 @@ from megaboa.report.page import draw, read_captions, render, verdict_text
 from megaboa.report.profiles import draw_profiles, load_profiles
 from megaboa.report.provenance import provenance
 from megaboa.report.runs import load_runs, passed
-from megaboa.report.tables import save_tables
+from megaboa.report.tables import save_tables, swept_columns
 
 CAPTIONS = Path(__file__).parents[3] / "report" / "captions.yaml"  # a caption for every figure
 
@@ -91,6 +91,7 @@ def make(wanted: Wanted) -> str:
         published=published,
         baseline=asked.baseline,
         tables=tables,
+        swept=swept_columns(runs, frames),
         question=asked.question,
         profiles=profiles,
         profile_figures=draw_profiles(profiles, captions, folder),

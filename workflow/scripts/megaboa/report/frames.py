@@ -87,8 +87,8 @@ class Frames:
             if name in table.columns and name in self.runs.columns:
                 table = table.assign(**{name: self.named(table[name])})
         for name, wanted in figure.filter.items():
-            allowed = {_text(value) for value in (wanted if isinstance(wanted, list) else [wanted])}
-            table = table[table[name].map(_text).isin(allowed)]
+            allowed = {text(value) for value in (wanted if isinstance(wanted, list) else [wanted])}
+            table = table[table[name].map(text).isin(allowed)]
         columns = list(dict.fromkeys(["run", *(name for name in asked if name not in figure.filter), *figure.filter]))
         return table[columns]
 
@@ -114,6 +114,14 @@ class Frames:
     def swept(self) -> list[str]:
         """The keys of the sweep."""
         return list(dict.fromkeys(name for values in self._values.values() for name in values))
+
+    def swept_by(self, runs: Sequence[str]) -> dict[str, list[Any]]:
+        """The values of these runs, also of those that didn't pass, of each swept key in which they differ."""
+        found = {key: [self._unset.get(run, {}).get(key) for run in runs] for key in self.swept}
+        for key, values in found.items():
+            for place, run in enumerate(runs):
+                values[place] = self._values.get(run, {}).get(key, values[place])
+        return {key: values for key, values in found.items() if len({text(value) for value in values}) > 1}
 
     def is_number(self, name: str) -> bool:
         return pd.api.types.is_numeric_dtype(self.runs[name])
@@ -163,7 +171,7 @@ class Frames:
     def _own(self, run: RunResult) -> dict[str, Any]:
         """What distinguishes a run's setting: what it sets, unless runs that don't set it have the same value."""
         values = self._values.get(run.name, {})
-        return {key: value for key, value in values.items() if self._defaults.get(key) != _text(value)}
+        return {key: value for key, value in values.items() if self._defaults.get(key) != text(value)}
 
     @functools.cached_property
     def _defaults(self) -> dict[str, str]:
@@ -171,7 +179,7 @@ class Frames:
         found: dict[str, set[str]] = {}
         for values in self._unset.values():
             for key, value in values.items():
-                found.setdefault(key, set()).add(_text(value))
+                found.setdefault(key, set()).add(text(value))
         return {key: next(iter(values)) for key, values in found.items() if len(values) == 1}
 
     @functools.cached_property
@@ -244,17 +252,17 @@ def _setting(values: Mapping[str, Any], model: str, without: Collection[str | No
     """The setting that averaged runs have in common: `dense lr=0.003 tp=2`."""
     kept = {key.rpartition(".")[2]: value for key, value in values.items() if key not in (*without, "model")}
     named = [] if "model" in without else [model]
-    return " ".join([*named, *(f"{name}={_text(value)}" for name, value in kept.items())])
+    return " ".join([*named, *(f"{name}={text(value)}" for name, value in kept.items())])
 
 
 def _numbers(column: pd.Series) -> pd.Series:
     """Convert a column to numbers, if all known values are numeric. plan.tsv has `-` for unknown ones."""
     known = column.mask(column == "-")
     numbers = pd.to_numeric(known, errors="coerce")
-    return numbers if numbers.notna().sum() == known.notna().sum() else column.map(_text)
+    return numbers if numbers.notna().sum() == known.notna().sum() else column.map(text)
 
 
-def _text(value: Any) -> str:
+def text(value: Any) -> str:
     """A value as in plan.tsv and in a YAML file; whole numbers without a decimal point."""
     if isinstance(value, bool):
         return str(value).lower()

@@ -31,6 +31,7 @@ from megaboa.report.profiles import FIGURES as TRACE_FIGURES
 from megaboa.report.profiles import PREFIX, Profile
 from megaboa.report.runs import RunResult, passed
 from megaboa.report.style import MOST_ENTRIES, Shades
+from megaboa.report.tables import MOST_SWEPT, cell
 
 HERE = Path(__file__).parent
 SECTIONS = {
@@ -194,12 +195,14 @@ def render(
     profile_figures: dict[str, list[dict[str, Any]]] | None = None,
     expected: Sequence[Expected] = (),
     tables: Collection[str] = (),
+    swept: pd.DataFrame | None = None,
     question: str | None = None,
     failures: Sequence[str] = (),
     interim: Interim | None = None,
 ) -> str:
-    """The page's HTML. `tables`: names of the tables that are also files. `interim`: the missing parts of an interim
-    report."""
+    """The page's HTML. `tables`: names of the tables that are also files. `swept`: the values of the swept keys, a row
+    for each run. `interim`: the missing parts of an interim report."""
+    swept = pd.DataFrame() if swept is None else swept
     proofs = [check for check in checks if check.kind in ("import", "export")]
     return (
         environment()
@@ -220,6 +223,9 @@ def render(
             times=figures.time_rows(passed(runs)),
             starts=figures.startup_rows(passed(runs)),
             runs=runs,
+            swept={name: [cell(value) for value in swept[name]] for name in swept.columns[:MOST_SWEPT]},
+            more_swept=list(swept.columns[MOST_SWEPT:]),
+            numbers=[name for name in swept.columns if pd.api.types.is_numeric_dtype(swept[name])],
             corpora=corpora,
             agreements=[check for check in checks if check.kind == "agreement"],
             tensors=[check for check in checks if check.kind == "tensors"],

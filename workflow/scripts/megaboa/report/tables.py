@@ -14,9 +14,11 @@ from megaboa import metrics
 from megaboa.files import write_text
 from megaboa.records import ReportCheck, plain
 from megaboa.report.expected import Expected
-from megaboa.report.frames import Frames
+from megaboa.report.frames import Frames, text
 from megaboa.report.runs import RunResult
 
+RUN = ("run", "state", "model", "layout")
+ON_PAGE = ("dp", "batch", "steps", "attempts")  # further columns of the page's table of runs
 AGREEMENT = (
     *("run", "reference", "state", "verdict", "max_difference", "step", "steps", "exact_steps", "tolerance"),
     *("twins", "parts_at", "beyond_at", "flipped"),
@@ -29,6 +31,7 @@ EXPECTED = ("run", "predicted_seconds", "measured_seconds", "predicted_gib", "me
 FOLDER = "tables"
 KINDS = ("tsv", "md", "tex")
 DIGITS = 4
+MOST_SWEPT = 4  # swept keys that tables to be read have columns for; those in TSV have all
 _LATEX = {
     "\\": r"\textbackslash{}",
     **{sign: f"\\{sign}" for sign in "&%$#_{}"},
@@ -75,20 +78,41 @@ def save_tables(
         if path.stem not in made:
             path.unlink()
     for name, table in made.items():
-        save(table, folder, name)
+        save(table, folder, name, brief=runs_table(runs, frames, MOST_SWEPT) if name == "runs" else None)
     return set(made)
 
 
-def runs_table(runs: Sequence[RunResult], frames: Frames) -> pd.DataFrame:
-    """Every run with its state, and the measurements and evaluations of those that passed."""
+def swept_columns(runs: Sequence[RunResult], frames: Frames) -> pd.DataFrame:
+    """The values of the swept keys in which runs differ, a row for each run.
+
+    A column is called by the last part of its key, or by the whole key if another column is called so.
+    """
+    found = frames.swept_by([run.name for run in runs])
+    found.pop("model", None)  # every table of runs has it
+    short = [key.rpartition(".")[2] for key in found]
+    used = {*RUN, *ON_PAGE, *(metric.name for metric in metrics.used("file"))}
+    names = [key if name in used or short.count(name) > 1 else name for key, name in zip(found, short, strict=True)]
+    columns = {name: _values(values) for name, values in zip(names, found.values(), strict=True)}
+    return pd.DataFrame(columns, index=range(len(runs)))
+
+
+def _values(values: Sequence[Any]) -> pd.Series:
+    """Numbers, if all that are set are; whole ones stay whole where others aren't set."""
+    if all(value is None or (isinstance(value, int | float) and not isinstance(value, bool)) for value in values):
+        return pd.Series(values, dtype=object).convert_dtypes()
+    return pd.Series([None if value is None else text(value) for value in values], dtype=object)
+
+
+def runs_table(runs: Sequence[RunResult], frames: Frames, most_swept: int | None = None) -> pd.DataFrame:
+    """Every run with its state and what distinguishes it in the sweep, and the measurements and evaluations of those
+    that passed. `most_swept`: how many keys of the sweep have a column; default: all."""
     known = frames.runs
     named = [{"run": run.name, "state": run.state, "model": run.model, "layout": run.layout} for run in runs]
     measured = {metric.name for metric in metrics.used("file")}
     names = [name for name in known.columns if name in measured or name.startswith(metrics.EVALUATION)]
     names = [name for name in names if known[name].notna().any()]
-    return pd.DataFrame(named, columns=["run", "state", "model", "layout"]).merge(
-        known[["run", *names]], on="run", how="left"
-    )
+    first = pd.DataFrame(named, columns=list(RUN)).join(swept_columns(runs, frames).iloc[:, :most_swept])
+    return first.merge(known[["run", *names]], on="run", how="left")
 
 
 def gap_table(gaps: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
@@ -109,10 +133,12 @@ def _rows(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> pd.DataF
     return pd.DataFrame([{name: row[name] for name in columns} for row in rows], columns=list(columns))
 
 
-def save(table: pd.DataFrame, folder: Path, name: str) -> None:
-    texts = {"tsv": as_tsv(table), "md": as_markdown(table), "tex": as_latex(table)}
-    for kind, text in texts.items():
-        write_text(folder / FOLDER / f"{name}.{kind}", text)
+def save(table: pd.DataFrame, folder: Path, name: str, brief: pd.DataFrame | None = None) -> None:
+    """`brief`: what is shown of the table where it is to be read."""
+    brief = table if brief is None else brief
+    texts = {"tsv": as_tsv(table), "md": as_markdown(brief), "tex": as_latex(brief)}
+    for kind, content in texts.items():
+        write_text(folder / FOLDER / f"{name}.{kind}", content)
 
 
 def as_tsv(table: pd.DataFrame) -> str:
@@ -144,7 +170,7 @@ def latex(text: str) -> str:
 
 
 def cell(value: Any) -> str:
-    if value is None or (isinstance(value, float) and math.isnan(value)):
+    if value is None or value is pd.NA or (isinstance(value, float) and math.isnan(value)):
         return ""
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 10**DIGITS else f"{value:.{DIGITS}g}"
