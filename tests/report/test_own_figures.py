@@ -127,6 +127,23 @@ def test_24_runs_are_told_apart_by_four_colours_and_three_dashes(many, form, bes
     assert figure.get_figwidth() == style.FORMATS[form].width
 
 
+def test_many_runs_have_a_colour_and_dash_each_and_equal_curves_a_common_name(many, tmp_path):
+    [axes], table = drawn(many, **CURVES)
+    assert len({(line.get_color(), str(line._dash_pattern)) for line in axes.lines}) == 24 == table["run"].nunique()
+    [axes], table = drawn(many, **CURVES, over="training.seed")
+    assert len({(line.get_color(), str(line._dash_pattern)) for line in axes.lines}) == 12 == table["setting"].nunique()
+    experiment = FakeExperiment(tmp_path)
+    for index in range(9):
+        losses = {step: 5 - step / 10 - index // 4 for step in range(1, 21)}
+        experiment.completed_run(f"r{index}", steps=20, losses=losses)
+        experiment.measure(f"r{index}")
+    [axes], table = drawn(Frames(load_runs(experiment.results)), **CURVES)
+    assert table["run"].nunique() == 9 and len(table) == 180
+    assert [line.get_label() for line in axes.lines] == ["r0, r1, r2 and 1 more", "r4, r5, r6 and 1 more", "r8"]
+    looks = {(line.get_color(), str(line._dash_pattern)) for line in axes.lines}
+    assert len(looks) == 3, "the first and the ninth run have one colour"
+
+
 def test_an_optimum_is_drawn_where_the_sweep_has_one(many):
     spec = Figure(name="best", kind="scatter", x="optimizer.lr", y="loss.last", fit="optimum", log=["x"])
     figure, table = _drawn(spec, many, fits=_fits(spec, many))

@@ -223,10 +223,12 @@ def test_an_experiment_of_which_nothing_has_run_has_a_page(tmp_path):
 def test_every_run_of_one_model_has_a_colour_as_long_as_they_can_be_told_apart(experiment):
     first = load_runs(experiment.results)[0]
 
-    for count, colours in ((1, 1), (8, 8), (12, 12), (24, 24), (40, 1)):
+    for count, colours in ((1, 1), (8, 8), (12, 8), (24, 8), (40, 1)):
         names = [f"lr{index}" for index in range(count)]
         shades = Shades(Frames([dataclasses.replace(first, name=name) for name in names]))
         assert shades.column == "run" and len({shades.of(name) for name in names}) == colours
+        looks = {(shades.of(name), str(shades.dash(name)), shades.marker(name)) for name in names}
+        assert count > 24 or len(looks) == count, "with their dashes or markers all can be told apart"
 
 
 def test_a_value_of_a_column_has_the_colour_of_its_first_run(experiment):

@@ -25,7 +25,7 @@ from megaboa.report.corpora import CorpusCard
 from megaboa.report.frames import SEED, Frames
 from megaboa.report.kinds import MOST_BARS, MOST_POINTS, crowd
 from megaboa.report.runs import RunResult
-from megaboa.report.style import INK, MOST_ENTRIES, PALETTE, POWERS_OF_TEN, WIDTH, Shades, legend
+from megaboa.report.style import INK, MOST_ENTRIES, MOST_PLAIN, PALETTE, POWERS_OF_TEN, WIDTH, Shades, legend
 
 Drawn = tuple[Drawing, pd.DataFrame]
 # In the order of a run. Time in the queue, or without a request for the run, is left out because it holds no machine.
@@ -106,6 +106,7 @@ def agreement_figure(agreements: Sequence[AgreementSpec], runs: list[RunResult],
                 color=shades.of(level),
                 label=shades.text(level),
                 linewidth=1,
+                linestyle=shades.dash(level) if level == run.name and len(curves) > MOST_PLAIN else "-",
                 marker="o",
                 markersize=3 if len(curve) <= 60 else 0,
             )

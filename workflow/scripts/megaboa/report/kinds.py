@@ -16,6 +16,7 @@ import seaborn
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawing
 
+from megaboa.check.refusals import some_of
 from megaboa.config.models.outputs import Figure
 from megaboa.metrics import label, named
 from megaboa.report.fits import FLOP, Fit
@@ -28,7 +29,9 @@ from megaboa.report.style import (
     INK,
     MARKERS,
     MOST_ENTRIES,
+    MOST_PLAIN,
     MUTED,
+    NAMES,
     Shades,
     finish,
     in_field,
@@ -101,9 +104,12 @@ def line(axes: Axes, table: pd.DataFrame, spec: Figure, shades: Shades) -> pd.Da
     runs = list(dict.fromkeys(table["run"]))
     if len(runs) > MOST_ENTRIES:
         return _crowd(axes, table, spec, shades)
+    curves = {run: table[table["run"] == run].sort_values(spec.x, kind="stable").iloc[::stride] for run in runs}
+    if _alone(spec, shades) and len(runs) > MOST_PLAIN:
+        _named_curves(axes, curves, spec, shades)
+        return pd.concat(curves.values())
     shown, dashes = [], _levels(axes, table, spec, shades, DASHES)
-    for index, run in enumerate(runs):
-        curve = table[table["run"] == run].sort_values(spec.x, kind="stable").iloc[::stride]
+    for index, curve in enumerate(curves.values()):
         # Equal curves cover each other. The first ones are drawn wider, so that they show at the edges of the next.
         width = 1.3 + 0.6 * (len(runs) - 1 - index) if shades.few and not spec.dash else 1.0
         axes.plot(
@@ -122,12 +128,41 @@ def line(axes: Axes, table: pd.DataFrame, spec: Figure, shades: Shades) -> pd.Da
     return pd.concat(shown)
 
 
+def _alone(spec: Figure, shades: Shades) -> bool:
+    """Whether each curve has a name of its own, and thus may have a dash of its own."""
+    return shades.column in NAMES and spec.dash is None and not spec.direct
+
+
+def _named_curves(axes: Axes, curves: Mapping[str, pd.DataFrame], spec: Figure, shades: Shades) -> None:
+    """Many runs' curves, told apart by colours and dashes. Equal curves are drawn once, with the names of all."""
+    equal: dict[Any, list[str]] = {}
+    for run, curve in curves.items():
+        points = (tuple(curve[spec.x]), tuple(curve[spec.y]))
+        equal.setdefault(points if spec.facet is None else run, []).append(run)
+    firsts = [runs[0] for runs in equal.values()]
+    dashed = len(firsts) > MOST_PLAIN or len({shades.of(run) for run in firsts}) < len(firsts)
+    for runs in equal.values():
+        curve = curves[runs[0]]
+        axes.plot(
+            curve[spec.x],
+            curve[spec.y],
+            color=shades.of(runs[0]),
+            label=some_of(runs),
+            linewidth=1.2,
+            linestyle=shades.dash(runs[0]) if dashed else "-",
+            marker="o" if len(curve) <= FEW_POINTS else None,
+            markersize=3.2,
+        )
+
+
 def _means(axes: Axes, table: pd.DataFrame, spec: Figure, shades: Shades) -> pd.DataFrame:
     shown, dashes = [], _levels(axes, table, spec, shades, DASHES)
     columns = [shades.column, *([spec.dash] if spec.dash else [])]
+    dashed = _alone(spec, shades) and MOST_PLAIN < table[shades.column].nunique() <= MOST_ENTRIES
     for levels, part in table.groupby(columns, sort=False):
         band, colour = mean_band(part, spec.x, spec.y), shades.of(levels[0])
         text, dash = _entry(spec, shades, levels[0]), dashes.get(levels[-1], "-") if spec.dash else "-"
+        dash = shades.dash(levels[0]) if dashed else dash
         marker = "o" if len(band) <= FEW_POINTS else None  # a mean at one place alone would be no line
         axes.plot(
             *(band[spec.x], band["mean"]),
@@ -342,6 +377,7 @@ def box(axes: Axes, table: pd.DataFrame, spec: Figure, shades: Shades) -> pd.Dat
 
 def scatter(axes: Axes, table: pd.DataFrame, spec: Figure, shades: Shades) -> pd.DataFrame:
     markers = _levels(axes, table, spec, shades, MARKERS)
+    marked = _alone(spec, shades) and MOST_PLAIN < table[shades.column].nunique() <= MOST_ENTRIES
     columns = [shades.column, *([spec.dash] if spec.dash else [])]
     for levels, part in table.groupby(columns, sort=False):
         axes.scatter(
@@ -349,7 +385,7 @@ def scatter(axes: Axes, table: pd.DataFrame, spec: Figure, shades: Shades) -> pd
             part[spec.y],
             color=shades.of(levels[0]),
             label=_entry(spec, shades, levels[0]),
-            marker=markers.get(levels[-1], "o"),
+            marker=shades.marker(levels[0]) if marked else markers.get(levels[-1], "o"),
             s=26 if len(table) <= 60 else 12,
             alpha=0.9 if len(table) <= 60 else 0.55,
             linewidth=0,

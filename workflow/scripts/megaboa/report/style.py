@@ -36,6 +36,8 @@ PALETTE = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#8
 WIDTH = 5.2
 # The looks of curves and points that a second column distinguishes.
 DASHES = ("-", (0, (4, 2)), (0, (1.2, 1.5)), (0, (5, 1.5, 1.2, 1.5)), (0, (9, 2.5)), (0, (3, 1.2, 1, 1.2, 1, 1.2)))
+MOST_PLAIN = 6  # up to so many curves are told apart by their colours alone
+NAMES = ("run", "setting")  # columns whose values have no order
 MARKERS = ("o", "s", "^", "D", "v", "P")
 
 
@@ -189,6 +191,9 @@ class Shades:
             self.column == "run" and len(levels) > MOST_ENTRIES
         ):  # bars have names next to them, so shades would add nothing
             colours = [PALETTE[0]] * len(levels)
+        elif self.column in NAMES and not self.few and len(levels) <= MOST_ENTRIES:
+            # More than there are colours: dashes and markers tell apart those of one colour.
+            colours = [PALETTE[index % len(PALETTE)] for index in range(len(levels))]
         elif self.few and self.by_group:
             colours = [PALETTE[values.index(level)] for level in levels]
         elif len(levels) <= len(PALETTE) or self.column == "model":
@@ -206,6 +211,17 @@ class Shades:
         if level not in self._colours:  # a value of a column that runs don't have: kinds of time, names of sets
             self._colours[level] = PALETTE[min(len(self._colours), len(PALETTE) - 1)]
         return self._colours[level]
+
+    def dash(self, level: object) -> Any:
+        """A dash for each name, so that no two of MOST_ENTRIES have the same colour and dash."""
+        return DASHES[self._place(level) % len(DASHES)]
+
+    def marker(self, level: object) -> str:
+        """As `dash`, of points."""
+        return MARKERS[self._place(level) % len(MARKERS)]
+
+    def _place(self, level: object) -> int:
+        return list(self._colours).index(level)
 
     def text(self, level: object) -> str:
         return text_of(level)
