@@ -208,5 +208,9 @@ def test_the_report_knows_what_runs_have_of_the_keys_that_only_others_set(plan_o
     keys = ("parallel.tp", "resources.gpus_per_node", "overrides.train.exit_interval")
     assert report["values"] == {"one": {}, "other": dict(zip(keys, (2, 2, 3), strict=True))}
     assert report["unset"] == {"one": dict(zip(keys, (1, 1, None), strict=True))}
+    left_out = "sweep: {skip_illegal: true, runs: {one: {}, other: {parallel.tp: 3, resources.gpus_per_node: 3}}}\n"
+    left_out += "report: {figures: [{name: a, kind: bar, x: parallel.tp, y: mfu}]}\n"
+    report = specifications.contents(Shared(plan_of(left_out), tmp_path))["report.json"]
+    assert report["unset"] == {"one": {"parallel.tp": 1, "resources.gpus_per_node": 1}}
     grid = "sweep: {grid: {optimizer.lr: [0.1, 0.2]}}\n"
     assert "unset" not in specifications.contents(Shared(plan_of(grid), tmp_path))["report.json"]

@@ -90,6 +90,7 @@ class Plan:
     published: Tree | None = None  # the table of report.compare_to
     invalid: list[Invalid] = field(default_factory=list)
     warnings: dict[str, list[str]] = field(default_factory=dict)  # warning -> runs that it applies to
+    swept: tuple[str, ...] = ()  # keys of the sweep, also those that only runs set that are left out
     notes: tuple[str, ...] = ()  # changes by the environment, and values that the sweep replaces
 
     def __getitem__(self, name: str) -> Run:

@@ -60,7 +60,7 @@ class _Planner:
 
     def plan(self) -> Plan:
         choices = list(itertools.islice(choices_of(self.loaded), MAX_RUNS + 1))
-        swept = {dotted(path) for choice in choices for path in choice.values}
+        swept = tuple(dict.fromkeys(dotted(path) for choice in choices for path in choice.values))
         if len(choices) > MAX_RUNS:
             self.problems.add(("sweep",), f"gives more than {MAX_RUNS} runs: split it")
             choices = []
@@ -89,8 +89,7 @@ class _Planner:
         if sound and self.base.tune.trials_of is None:  # trials of settings may differ in what changes no loss
             pairs = [(one.reference, run) for one in agreements if one.tensors for run in one.runs]
             self.check_same(runs, repeated=set(map(frozenset, pairs)))
-        # Runs with problems aren't among `runs`, so figures are checked by the keys of all runs that were asked for.
-        asked.check_figures({key for run in runs for key in run.values} if runs and sound else swept)
+        asked.check_figures(swept)
         published = asked.published()
         asked.check_baseline(self.results)
         tokenizers = self.corpus_tokenizers(runs)
@@ -102,6 +101,7 @@ class _Planner:
             agreements=agreements,
             published=published,
             warnings=self.each.warnings,
+            swept=swept,
             notes=(*self.loaded.notes, *of_store(self.base.store)),
         )
 
@@ -348,7 +348,7 @@ class Asked:
         return result
 
     def check_figures(self, swept: Collection[str]) -> None:
-        """`swept`: keys of the sweep, which are columns, too."""
+        """`swept`: keys of the sweep, which are columns, too, also where runs that set them are left out or wrong."""
         seen: set[str] = set()
         for index, figure in enumerate(self.experiment.report.figures):
             path = ("report", "figures", index)

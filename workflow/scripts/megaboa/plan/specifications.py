@@ -5,7 +5,7 @@ So that an edited experiment only reruns jobs whose own part has changed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pydantic import BaseModel
@@ -15,7 +15,7 @@ from megaboa.config.models.outputs import PredictedSetting
 from megaboa.plan import documents, image_specs
 from megaboa.plan.environment import environment
 from megaboa.plan.given_files import expanded, expanded_source, pairs_of
-from megaboa.plan.plan import Run
+from megaboa.plan.plan import Plan, Run
 from megaboa.plan.shared import Shared
 from megaboa.records import (
     AlongSpec,
@@ -254,7 +254,7 @@ def _report(shared: Shared) -> ReportSpec:
         published=shared.plan.published,
         figures=tuple(figure.model_dump(mode="json") for figure in wanted.figures),
         values={run.name: run.values for run in shared.plan.runs},
-        unset=values_of_others(shared.plan.runs),
+        unset=values_of_others(shared.plan),
         proofs=(*shared.import_proofs, *shared.export_proofs),
         profiles=tuple(shared.profiled_runs),
         evaluated=tuple(shared.plan.evaluated),
@@ -263,10 +263,9 @@ def _report(shared: Shared) -> ReportSpec:
     )
 
 
-def values_of_others(runs: Sequence[Run]) -> dict[str, Tree]:
+def values_of_others(plan: Plan) -> dict[str, Tree]:
     """What each run has of the swept keys that only other runs set: figures by such a key show all runs."""
-    swept = dict.fromkeys(key for run in runs for key in run.values)
-    found = {run.name: {key: _value(run, key) for key in swept if key not in run.values} for run in runs}
+    found = {run.name: {key: _value(run, key) for key in plan.swept if key not in run.values} for run in plan.runs}
     return {name: values for name, values in found.items() if values}
 
 
