@@ -196,6 +196,14 @@ def test_a_run_that_is_trained_is_asked_for_what_it_has(plan_of: PlanOf, trained
     assert "old/bass has not been trained" in text and "trained here: old/base" in text
 
 
+def test_a_trained_run_may_export_what_it_has(plan_of: PlanOf, trained: Callable[..., Plan]) -> None:
+    trained()
+    given = {"experiment": "old", "training.train_iters": 20, "checkpoint.save_interval": 7}
+    plan_of("sweep: {runs: {base: {}}}\nexport: {runs: all, checkpoint: 10}", **given)
+    with pytest.raises(ConfigError, match=r"no checkpoint of step 14 is kept, the nearest is of 10 and 20.*base"):
+        plan_of("sweep: {runs: {base: {}}}\nexport: {runs: all, checkpoint: 14}", **given)
+
+
 def test_a_smaller_batch_would_have_read_too_much(plan_of: PlanOf, trained: Callable[..., Plan]) -> None:
     trained()
     text = problems(plan_of, "continue_from: old/base@10", **{"training.global_batch_size": 4})

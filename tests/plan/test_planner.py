@@ -364,6 +364,43 @@ report: {agreements: [{reference: seed1, runs: ['*'], tolerance: 1}]}
     assert all(run.launch.routing for run in plan.runs)
 
 
+@pytest.mark.parametrize(
+    ("wanted", "settings", "nearest"),
+    [
+        (20, "save_interval: 10", None),
+        (45, "save_interval: 10", None),  # the last step is always saved
+        (25, "save_interval: 10", "20 and 30"),
+        (60, "save_interval: 10", "45"),
+        (20, "save_interval: 10, keep_last: 2", "40"),
+        (20, "save_interval: 10, keep_last: 2, keep_every: 20", None),
+        (10, "{}", "45"),
+        ("best", "save_interval: 10, keep_last: 2", None),
+    ],
+)
+def test_a_step_to_export_must_be_one_that_is_kept(
+    plan_of: PlanOf, wanted: object, settings: str, nearest: str | None
+) -> None:
+    text = f"export: {{runs: all, checkpoint: {wanted}}}\ncheckpoint: {{{settings.strip('{}')}}}\n"
+    given = {"training.train_iters": 45, "data.split": "98,1,1"}
+    if nearest is None:
+        assert plan_of(text, **given).exports == ["run"]
+        return
+    said = f"export.checkpoint: no checkpoint of step {wanted} is kept, the nearest is of {nearest}: name a step"
+    with pytest.raises(ConfigError, match=said):
+        plan_of(text, **given)
+
+
+def test_a_child_keeps_no_checkpoint_of_its_parents_steps(plan_of: PlanOf) -> None:
+    text = """
+sweep: {runs: {base: {training.train_iters: 20}, child: {training.train_iters: 45, continue_from: small/base}}}
+export: {runs: [child], checkpoint: 20}
+"""
+    with pytest.raises(
+        ConfigError, match=r"export\.checkpoint: no checkpoint of step 20 is kept, the nearest is of 30"
+    ):
+        plan_of(text, **{"checkpoint.save_interval": 10})
+
+
 def test_an_agreement_adds_twins_and_seeds_of_its_reference(plan_of: PlanOf) -> None:
     text = """
 sweep: {runs: {a: {optimizer.lr: 1e-3}, b: {training.micro_batch_size: 2}}}

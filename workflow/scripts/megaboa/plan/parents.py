@@ -3,6 +3,7 @@ possible."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import yaml
 
 from megaboa import layout
 from megaboa.config.problems import choose, show
+from megaboa.errors import InputError
 from megaboa.paths import ExperimentFolder, RunFolder, trained
 from megaboa.plan import documents, in_place
 from megaboa.plan.plan import Run
@@ -203,6 +205,15 @@ def planned_steps(settings: Tree, last: int | None) -> list[int] | None:
         return []
     saved = sorted({*range(interval, last + 1, interval), last}) if interval else [last]
     return checkpoints.kept(saved, settings.get("keep_last"), settings.get("keep_every"))
+
+
+def kept_by(run: Run, folder: RunFolder) -> list[int] | None:
+    """The steps whose checkpoints a run of this plan has once it is trained; None if its recipe decides."""
+    with contextlib.suppress(NoParentError, InputError):  # without its store, or with damaged files, it is made again
+        if folder.file("run").exists() and folder.run == run.run and is_trained(folder):
+            return trained_parent(folder).kept
+    kept = planned_steps(run.launch.checkpoint, run.run.training.get("train_iters"))
+    return kept and [step for step in kept if step > run.run.steps_before]
 
 
 def _step(parent: ParentRun, step: int | None) -> int:

@@ -18,11 +18,11 @@ from megaboa.config.problems import choose, some_nearest
 from megaboa.config.published import PublishedError, load_published
 from megaboa.config.yaml_file import dotted
 from megaboa.data.hub import is_id
-from megaboa.paths import ExperimentFolder
+from megaboa.paths import ExperimentFolder, RunFolder
 from megaboa.plan import device, documents, tasks
 from megaboa.plan.choices import Choice, Place, Problems, TreePath, bad_names, choices_of, seeds, twins
 from megaboa.plan.one_run import RunPlanner
-from megaboa.plan.parents import Parents, listed, planned_steps, saved_for_other_layouts, split
+from megaboa.plan.parents import Parents, kept_by, listed, planned_steps, saved_for_other_layouts, split
 from megaboa.plan.plan import Plan, Run
 from megaboa.plan.run_facts import known_check
 from megaboa.records import AgreementSpec, Preflight, Tree, read_if_there
@@ -73,7 +73,7 @@ class _Planner:
             self.problems.add(("sweep", "skip_illegal"), f"no run is left: {self.each.invalid[0]}")
         # Exports and patterns refer to runs named by the user, not to those that agreements add.
         names = [choice.name for choice in choices if choice.name not in left_out and choice.reference is None]
-        asked = Asked(self.base, self.problems, left_out)
+        asked = Asked(self.base, self.problems, left_out, self.results)
         exports = asked.exports(names)
         folder = ExperimentFolder(Path(self.results, self.base.experiment))
         asked.check_exports(runs, exports, read_if_there(Preflight, folder.preflight) if exports else None)
@@ -250,14 +250,33 @@ def unkept(run: Run, wanted: Literal["all"] | Along | None) -> str | None:
     )
 
 
+def unkept_step(run: Run, wanted: int | str, folder: RunFolder) -> str | None:
+    """Why there won't be a checkpoint of the step that `export.checkpoint` names; None if there will, or if nobody
+    knows yet.
+
+    A trained run is asked for what it has: the keys that decide what is kept may have changed since.
+    """
+    kept = None if isinstance(wanted, str) else kept_by(run, folder)
+    if not kept or wanted in kept:
+        return None
+    below = [step for step in kept if step < wanted][-1:]
+    above = [step for step in kept if step > wanted][:1]
+    nearest = " and ".join(map(str, [*below, *above]))
+    return (
+        f"no checkpoint of step {wanted} is kept, the nearest is of {nearest}: name a step that is kept, or `final`, "
+        "or change checkpoint.save_interval, keep_last or keep_every before training"
+    )
+
+
 class Asked:
     """Checks requests other than training: exports, evaluation, agreements, figures, a published table."""
 
-    def __init__(self, experiment: Experiment, problems: Problems, left_out: Collection[str] = ()):
+    def __init__(self, experiment: Experiment, problems: Problems, left_out: Collection[str], results: Path):
         """`left_out`: names of runs that are left out, which may still be requested."""
         self.experiment = experiment
         self.problems = problems
         self.left_out = left_out
+        self.results = results
 
     def exports(self, names: list[str]) -> list[str]:
         return self.matching(("export", "runs"), self.experiment.export.runs, names)
@@ -306,6 +325,9 @@ class Asked:
                 self.problems.add(("export", "runs"), message)
             if message := unkept(run, self.experiment.export.checkpoints):
                 self.problems.add(("export", "checkpoints"), message)
+            own = run.folder(self.results, str(self.experiment.experiment))
+            if message := unkept_step(run, self.experiment.export.checkpoint, own):
+                self.problems.add(("export", "checkpoint"), message, run.name)
         for run, repository in self.experiment.export.push.items():
             if run not in exports:
                 self.problems.add(("export", "push", run), choose(run, exports, "exported run"))
