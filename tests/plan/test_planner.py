@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from ordinary_user import as_ordinary_user
 
-from megaboa.config import ConfigError, load
+from megaboa.config import ConfigError, LoadedExperiment, load
 from megaboa.plan import Plan, make_plan
 from megaboa.records import AgreementSpec, LossSpike, plain
 
@@ -417,6 +417,50 @@ report: {agreements: [{reference: a, runs: ['*'], twins: 2, seeds: 1, within: se
     assert runs["a-seed1"].run.training["seed"] == runs["a"].run.training["seed"] + 1
     assert runs["a-twin2"].run.optimizer == runs["a"].run.optimizer
     assert [name for name, run in runs.items() if not run.launch.routing] == ["a-seed1"]
+
+
+@pytest.mark.parametrize(
+    ("more", "warned"),
+    [
+        ("", ["tp2", "pp2"]),
+        ("models: {dense: {init: pretrained}}", []),
+        ("report: {agreements: [{reference: dp1, runs: ['*'], within: seed, seeds: 1}]}", []),
+        ("overrides: {model.use_cpu_initialization: true}", []),
+    ],
+)
+def test_layouts_that_draw_other_weights_can_not_agree(
+    loaded_of: Callable[..., LoadedExperiment], tmp_path: Path, more: str, warned: list[str]
+) -> None:
+    text = """
+sweep:
+  runs:
+    dp1: {}
+    dp2: {resources.gpus_per_node: 2}
+    tp2: {resources.gpus_per_node: 2, parallel.tp: 2}
+    pp2: {resources.gpus_per_node: 2, parallel.pp: 2}
+report: {agreements: [{reference: dp1, runs: ['*']}]}
+"""
+    given = {"training.train_iters": 10}
+    loaded_of(text, given)
+    (tmp_path / "last.yaml").write_text(more or "{}")
+    plan = make_plan(load([tmp_path / name for name in ("small.yaml", "more.yaml", "last.yaml")], given))
+    found = {text: runs for text, runs in plan.warnings.items() if "draws other initial weights than dp1" in text}
+    assert [run for runs in found.values() for run in runs] == warned
+    assert all("set models.dense.init to pretrained" in text for text in found)
+    assert not warned or ["as parallel.tp differs" in text for text in found] == [True, False]
+
+
+def test_runs_that_continue_from_one_checkpoint_have_its_weights(plan_of: PlanOf) -> None:
+    text = """
+sweep:
+  runs:
+    first: {training.train_iters: 5}
+    dp1: {continue_from: small/first, training.train_iters: 10}
+    tp2: {continue_from: small/first, training.train_iters: 10, resources.gpus_per_node: 2, parallel.tp: 2}
+report: {agreements: [{reference: dp1, runs: [tp2]}]}
+"""
+    plan = plan_of(text, **{"checkpoint.save_interval": 5})
+    assert not [text for text in plan.warnings if "initial weights" in text]
 
 
 def test_a_job_of_a_twin_plans_it_alone(plan_of: PlanOf, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from megaboa.config.problems import choose, some_nearest
 from megaboa.config.published import PublishedError, load_published
 from megaboa.config.yaml_file import dotted
 from megaboa.data.hub import is_id
+from megaboa.layout import Layout
 from megaboa.paths import ExperimentFolder, RunFolder
 from megaboa.plan import device, documents, tasks
 from megaboa.plan.choices import Choice, Place, Problems, TreePath, bad_names, choices_of, seeds, twins
@@ -81,6 +82,8 @@ class _Planner:
         for key, message in over_budget(runs, exports, self.base.budget, self.results).items():
             self.problems.add(tuple(key.split(".")), message)
         agreements = asked.agreements(names)
+        for message, names in other_weights(runs, agreements).items():
+            self.each.warnings.setdefault(message, []).extend(names)
         compared = {name for one in agreements for name in (one.reference, *one.runs, *one.twins)}
         # The report needs this to distinguish a tie of two experts from a mistake.
         runs = [replace(run, launch=replace(run.launch, routing=True)) if run.name in compared else run for run in runs]
@@ -248,6 +251,41 @@ def unkept(run: Run, wanted: Literal["all"] | Along | None) -> str | None:
         f"every {wanted.every} steps: the run {run.name!r} keeps no checkpoint of step {steps}, but of "
         f"{listed([str(step) for step in kept])}: change checkpoint.save_interval, and with keep_last also keep_every"
     )
+
+
+def other_weights(runs: Collection[Run], agreements: Collection[AgreementSpec]) -> dict[str, list[str]]:
+    """Warnings of runs that must agree with a reference and begin with other random weights: each with its runs.
+
+    Megatron seeds the weights' generator by the ranks of these axes (`_set_random_seed`), on GPUs and on the CPU.
+    """
+    by_name, found = {run.name: run for run in runs}, {}
+    for one in agreements:
+        reference = by_name.get(one.reference)
+        if reference is None or one.within == "seed" or (of_reference := _draw(reference)) is None:
+            continue
+        for name in one.runs:
+            own = _draw(by_name[name]) if name in by_name else None
+            if own is None or own == of_reference:
+                continue
+            axis = next(axis for axis in own if own[axis] != of_reference[axis])
+            message = (
+                f"report.agreements: draws other initial weights than {one.reference}, as parallel.{axis} differs, so "
+                f"their losses differ from step 1 on: set models.{reference.model}.init to pretrained (with a config "
+                "too: every layout then imports the same random weights), let both continue_from one run, or set "
+                "within: seed"
+            )
+            found.setdefault(message, []).append(name)
+    return found
+
+
+def _draw(run: Run) -> dict[str, int] | None:
+    """The sizes on which a run's random initial weights depend; None if it has others, or the sizes are unknown."""
+    sizes = Layout.of_run(run.run)
+    if sizes is None or run.run.parent or run.config.models[run.model].init != "scratch":
+        return None
+    if run.run.overrides.get("model.use_cpu_initialization"):  # whole matrices are drawn there, and then divided
+        return None
+    return {"tp": sizes.tp, "pp": sizes.pp, "vpp": sizes.chunks, "ep": sizes.ep, "etp": sizes.expert_tp}
 
 
 def unkept_step(run: Run, wanted: int | str, folder: RunFolder) -> str | None:
