@@ -48,6 +48,18 @@ def test_a_payload_that_is_gone_is_named_with_its_manifest(tmp_path):
         store.require(tmp_path / "hf", "results/e/m.json")
 
 
+def test_a_place_that_can_be_no_store_is_found(tmp_path):
+    assert store.obstacle(tmp_path) is None and store.obstacle(tmp_path / "new" / "store") is None
+    (tmp_path / "file").touch()
+    (tmp_path / "dead").symlink_to("/nowhere/x")
+    (tmp_path / "link").symlink_to(tmp_path)
+    assert store.obstacle(tmp_path / "link" / "store") is None
+    for path in ("file", "file/store"):
+        assert store.obstacle(tmp_path / path) == f"{tmp_path / 'file'} is a file"
+    assert store.obstacle(tmp_path / "dead") == f"{tmp_path / 'dead'} is a link to /nowhere/x, which isn't there"
+    assert store.obstacle("/proc/x") == "/proc belongs to the kernel, and takes no files"
+
+
 def test_a_payload_is_there_whole_or_not_at_all(tmp_path):
     final = tmp_path / "corpora" / "wiki" / "abc"
     with pytest.raises(RuntimeError), store.building(final) as partial:

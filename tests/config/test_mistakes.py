@@ -131,6 +131,7 @@ MISTAKES = [
     mistake("misspelt choice", "training.precision", "did you mean 'bf16_mixed'", replace=training("precision: bf16_mixd")),
     mistake("choice in another case", "schedule.decay", "did you mean 'WSD'", add="schedule: {decay: wsd}\n"),
     mistake("no such choice", "device", "'tpu'", "allowed: cpu, cuda", replace=("device: cpu", "device: tpu")),
+    mistake("another word for a choice", "device", "'gpu' is not allowed; did you mean 'cuda'?", replace=("device: cpu", "device: gpu")),
     mistake("number for text", "resources.partition", "17", "quotes", add="resources: {partition: 17}\n"),
     mistake("wall time", "resources.runtime", "'4 hours'", "4h", add="resources: {runtime: 4 hours}\n"),
     mistake("split in two parts", "data.split", "'90,10'", "98,1,1", add="data: {split: '90,10'}\n"),

@@ -607,3 +607,14 @@ def test_figures_are_not_judged_by_the_runs_that_other_problems_leave(plan_of, m
             plan_of(text.replace("NAME", name), **{"training.train_iters": 10, **mistake})
         keys = [problem.key for problem in raised.value.problems]
         assert [key for key in keys if key.startswith("report")] == expected and len(keys) > len(expected)
+
+
+@pytest.mark.parametrize("given", ["held", "held/store", "dead"])
+def test_a_store_that_can_not_be_is_refused(
+    plan_of: PlanOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("held").touch()
+    Path("dead").symlink_to("nowhere")
+    with pytest.raises(ConfigError, match=f"store: {tmp_path / given.partition('/')[0]} is a .*: name a folder, or"):
+        plan_of(**{"training.train_iters": 10, "store": given})

@@ -19,6 +19,7 @@ from megaboa.errors import InputError
 from megaboa.files import digest
 
 ID_LENGTH = 12
+KERNELS = (("proc",), ("sys",))  # file systems without files of ours
 
 
 def folder(store: str | Path, kind: str, name: str, identity: Any) -> Path:
@@ -33,6 +34,19 @@ def closed(store: str | Path) -> Path | None:
         there = next(parent for parent in there.absolute().parents if parent.exists())
     inside = [path for path in Path(store).glob("*") if path.is_dir()]
     return next((path for path in (there, *inside) if not os.access(path, os.W_OK | os.X_OK, effective_ids=True)), None)
+
+
+def obstacle(store: str | Path) -> str | None:
+    """Why there can be no store at this path, whoever writes; None if there is one, or a folder for it."""
+    path = Path(store).absolute()
+    there = next(one for one in (path, *path.parents) if os.path.lexists(one))
+    if there.is_symlink() and not there.exists():
+        return f"{there} is a link to {there.readlink()}, which isn't there"
+    if not there.is_dir():
+        return f"{there} is a file"
+    if there.resolve().parts[1:2] in KERNELS:  # the superuser seems to have write access there
+        return f"{there} belongs to the kernel, and takes no files"
+    return None
 
 
 @contextlib.contextmanager

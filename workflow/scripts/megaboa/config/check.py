@@ -30,6 +30,9 @@ from megaboa.records import Tree
 
 READ = (".json", ".model")  # files of a model's or tokenizer's folder that are read in any case
 
+# Values that people write for ours, and that are spelled like none of them, or like another one.
+SYNONYMS = {"gpu": "cuda", "gpus": "cuda", "nvidia": "cuda", "bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+
 
 def messages(error: ValidationError, raw: Tree) -> list[tuple[tuple[str | int, ...], str]]:
     """The errors of the typed models: the path and the message of each."""
@@ -194,7 +197,8 @@ def _quoted(value: Any) -> str:
 
 def _not_allowed(value: Any, expected: str) -> str:
     options = [part.strip("' ") for part in expected.replace(" or ", ", ").split(",")]
-    hint = nearest(str(value), options)
+    meant = SYNONYMS.get(str(value).casefold())
+    hint = meant if meant in options else nearest(str(value), options)
     return (
         f"{show(value)} is not allowed"
         + (f"; did you mean {hint!r}?" if hint else "")

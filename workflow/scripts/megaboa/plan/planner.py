@@ -27,7 +27,7 @@ from megaboa.plan.parents import Parents, kept_by, listed, planned_steps, saved_
 from megaboa.plan.plan import Plan, Run
 from megaboa.plan.run_facts import known_check
 from megaboa.records import AgreementSpec, Preflight, Tree, read_if_there
-from megaboa.store import closed
+from megaboa.store import closed, obstacle
 
 MAX_RUNS = 100_000
 GATHERED = (
@@ -95,6 +95,8 @@ class _Planner:
         asked.check_figures(swept)
         published = asked.published()
         asked.check_baseline(self.results)
+        if why := obstacle(self.base.store):
+            self.problems.add(("store",), f"{why}: name a folder, or one that can be made")
         tokenizers = self.corpus_tokenizers(runs)
         self.problems.raise_all()
         return replace(
