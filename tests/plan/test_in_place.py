@@ -11,10 +11,11 @@ from megaboa.config import ConfigError
 from megaboa.files import write_json
 from megaboa.paths import RunFolder
 from megaboa.plan import Plan, in_place, restarts
+from megaboa.plan.parents import obstacles
 from megaboa.plan.shared import Shared
 from megaboa.records import Identity, TrainRecord, plain, read
 from megaboa.run import checkpoints
-from megaboa.run.identity import store_of
+from megaboa.run.identity import store_of, stored
 from megaboa.store_paths import RunStore
 
 PlanOf = Callable[..., Plan]
@@ -140,6 +141,41 @@ def test_what_can_not_go_on_is_said_with_its_key(trainer: Trainer, given: dict, 
     trainer.train(trainer.call(FROM_THE_START), 20)
     with pytest.raises(ConfigError, match=said):
         trainer.plan(**given)
+
+
+@pytest.mark.parametrize(
+    ("given", "keys"),
+    [
+        ({"training.train_iters": 40}, []),
+        ({"training.train_iters": 20}, ["training.train_iters"]),
+        ({"training.train_iters": 20, "optimizer.lr": 1.0}, ["training.train_iters"]),
+        (
+            {"training.train_iters": 20, "models.dense.config.hidden_size": 512},
+            ["continue_from", "training.train_iters"],
+        ),
+    ],
+)
+def test_what_stands_against_continuing(trainer: Trainer, given: dict, keys: list[str]) -> None:
+    trainer.train(trainer.call(FROM_THE_START), 20)
+    ((store, _),) = stored(trainer.folder)
+    assert obstacles(trainer.plan(FROM_THE_START, **given)["base"], store, 20) == keys
+
+
+@pytest.mark.parametrize(
+    ("given", "warned"),
+    [
+        ({"training.train_iters": 40}, True),
+        ({"training.train_iters": 40, "schedule.decay": "constant"}, False),
+        ({"training.train_iters": 40, "schedule.decay_iters": 40}, False),
+        ({"training.train_iters": 40, "load.optimizer": False}, False),
+    ],
+)
+def test_a_rate_that_had_decayed_and_rises_again_is_said(trainer: Trainer, given: dict, warned: bool) -> None:
+    trainer.train(trainer.call(FROM_THE_START), 10, 20)
+    said = "the learning rate had decayed to its end by step 20, and rises again after step 20, as the schedule now"
+    assert [runs for text, runs in trainer.plan(**given).warnings.items() if said in text] == [["base"]] * warned
+    earlier = trainer.plan("sweep: {runs: {base: {continue_from: itself@10}}}", **given)
+    assert not [text for text in earlier.warnings if "rises again" in text]
 
 
 def test_without_a_checkpoint_of_its_own_it_says_so(trainer: Trainer) -> None:

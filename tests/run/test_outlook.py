@@ -101,6 +101,25 @@ def test_a_changed_run_trains_again_for_these_keys(run):
     assert outlook(run(steps=60)) == "has all its steps (60): nothing is trained again", "changed back"
 
 
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ([], "continue_from: itself would continue from step 60"),
+        (
+            ["training.train_iters"],
+            "continue_from: itself with training.train_iters above 60 would continue from step 60",
+        ),
+        (["training.train_iters", "continue_from"], "its 60 steps stay in "),
+    ],
+)
+def test_continuing_is_offered_only_where_the_plan_would_allow_it(run, keys, said):
+    trained_to(run(), 60, outcome="completed")
+    asked = []
+    text = outlook(run(lr=2e-3), obstacles=lambda store, step: asked.append((store.path.name, step)) or keys)
+    assert text.startswith(f"trains again from step 0: optimizer.lr: 0.001 → 0.002 ({said}")
+    assert asked == [(RunStore.of(run().attempts_link).path.name, 60)]
+
+
 def test_a_run_that_continues_in_place_resumes_from_its_checkpoint(run):
     identity = trained_to(run(), 60, outcome="completed")
     parent = {

@@ -26,6 +26,7 @@ from megaboa.store_paths import RunStore
 
 # Keys that define a model, regardless of its initial weights.
 _SAME_MODEL = ("config", "hf", "revision", "tokenizer", "recipe")
+ENDING = ("linear", "cosine", "WSD")  # schedules whose rate depends on the step at which they end
 SHOWN = 10
 
 Complain = Callable[[Run, tuple[str, ...], str], None]
@@ -70,6 +71,7 @@ class Parents:
         self.names = names
         self.results = results
         self.complain = complain
+        self.warnings: dict[str, list[str]] = {}  # text -> names of the runs
         self.find = functools.cache(self._find)
         self.joined = functools.cache(self._joined)
 
@@ -97,6 +99,8 @@ class Parents:
         problems = mismatches(parent, run, step)
         for path, message in problems:
             self.complain(run, path, message)
+        if not problems and (warning := rises_again(parent, run, step)):
+            self.warnings.setdefault(warning, []).append(run.name)
         return run if problems else with_parent(run, experiment, name, step)
 
     def _going_on(self, run: Run) -> Run:
@@ -129,6 +133,8 @@ class Parents:
         problems = mismatches(parent, run, step)
         for path, message in problems:
             self.complain(run, path, message)
+        if not problems and (warning := rises_again(parent, run, step)):
+            self.warnings.setdefault(warning, []).append(run.name)
         return run if problems else with_parent(run, self.experiment, run.name, step, before.identity.digest)
 
     def _refuse_circle(self, run: Run) -> None:
@@ -281,6 +287,38 @@ def mismatches(parent: ParentRun, run: Run, step: int) -> list[tuple[tuple[str, 
         )
         found.append((where, message))
     return found
+
+
+def obstacles(run: Run, before: RunStore, step: int) -> list[str]:
+    """The keys for which a run can't continue in place from this step of its earlier state."""
+    if run.run.is_tuned:
+        return ["task"]
+    spec = parse(RunSpec, read(Identity, before.identity).run, before.identity)
+    earlier = ParentRun(run.name, spec, {}, step, [step], before.checkpoints)
+    return [".".join(path) for path, _ in mismatches(earlier, run, step)]
+
+
+def rises_again(parent: ParentRun, run: Run, step: int) -> str | None:
+    """A warning if the parent's learning rate had decayed to its end, and this run's schedule, which ends with the run,
+    is not there yet."""
+    own, theirs = run.run, parent.run
+    if (
+        own.is_tuned
+        or not run.config.load.optimizer
+        or "scheduler.lr_decay_iters" in {**own.overrides, **theirs.overrides}
+    ):
+        return None
+    decays = all(one.schedule.get("decay") in ENDING for one in (own, theirs))
+    last, end = (
+        own.training.get("train_iters"),
+        theirs.schedule.get("decay_iters") or theirs.training.get("train_iters"),
+    )
+    if not decays or own.schedule.get("decay_iters") or None in (last, end) or not end <= step < last:
+        return None
+    return (
+        f"continue_from: the learning rate had decayed to its end by step {end}, and rises again after step {step}, as "
+        f"the schedule now ends at step {last} (training.train_iters): schedule.decay_iters sets another end"
+    )
 
 
 def optimizer_mismatches(parent: str, own: RunSpec, theirs: RunSpec) -> list[tuple[tuple[str, ...], str]]:

@@ -164,7 +164,10 @@ class _Planner:
         def complain(run: Run, path: TreePath, message: str) -> None:
             self.problems.add(self.problems.place_of(path, by_name[run.name]), message, run.name)
 
-        return Parents(str(self.base.experiment), runs, list(by_name), self.results, complain).join()
+        parents = Parents(str(self.base.experiment), runs, list(by_name), self.results, complain)
+        joined = parents.join()
+        self.each.warnings |= parents.warnings
+        return joined
 
     def check_same(self, runs: list[Run], repeated: Collection[frozenset[str]]) -> None:
         """Refuse runs with the same identity, which would train the same thing twice. `repeated`: pairs that do so on

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from megaboa.config.problems import choose
 from megaboa.errors import InputError
+from megaboa.plan.parents import obstacles
 from megaboa.plan.plan import Plan
 from megaboa.records import Tree
 from megaboa.run import unfinished
@@ -57,11 +59,14 @@ def outlooks(
     `making`: the jobs before a run that make its data or model again, after which it may be another run. Only the runs
     that are shown are read.
     """
-    folders = [run.folder(results, plan.name) for run in plan.runs if run.name in starting]
-    begun = [folder for folder in folders if folder.attempts_link.exists()]
+    runs = [(run, run.folder(results, plan.name)) for run in plan.runs if run.name in starting]
+    begun = [(run, folder) for run, folder in runs if folder.attempts_link.exists()]
     told = (
-        (folder.name, _after(making(folder.name)) or outlook(folder, folder.name in restarted))
-        for folder in begun[:SHOWN]
+        (
+            run.name,
+            _after(making(run.name)) or outlook(folder, run.name in restarted, functools.partial(obstacles, run)),
+        )
+        for run, folder in begun[:SHOWN]
     )
     lines = [f"{name} {said}" for name, said in told if said]
     return [*lines, f"and {len(begun) - SHOWN} more that have begun"] if len(begun) > SHOWN else lines

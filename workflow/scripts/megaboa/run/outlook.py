@@ -3,6 +3,8 @@ only."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
+
 from megaboa.paths import RunFolder
 from megaboa.records import Identity, read
 from megaboa.run import checkpoints, claims, completion, progress
@@ -11,13 +13,17 @@ from megaboa.run.unfinished import differences, present
 from megaboa.store_paths import RunStore
 
 SHOWN = 2  # differences that are named
+LENGTH = "training.train_iters"
+
+Obstacles = Callable[[RunStore, int], Collection[str]]
 
 
-def outlook(folder: RunFolder, restarts: bool = False) -> str | None:
+def outlook(folder: RunFolder, restarts: bool = False, obstacles: Obstacles = lambda store, step: ()) -> str | None:
     """What the next call does with a run that has begun, such as `resumes at step 53 of 200`; None if it has no
     attempt.
 
-    `restarts`: the call asks to restart it. Reads files only, and waits for nobody.
+    `restarts`: the call asks to restart it. `obstacles`: the keys for which the plan would refuse to continue from this
+    step of an earlier state of the run. Reads files only, and waits for nobody.
     """
     if not folder.attempts_link.exists():
         return None
@@ -39,10 +45,14 @@ def outlook(folder: RunFolder, restarts: bool = False) -> str | None:
         return f"trains again from {folder.start}: its checkpoints are in {before.path}, not in {folder.launch.store}"
     more = f" and {len(changed) - SHOWN} more" if len(changed) > SHOWN else ""
     saved = checkpoints.latest(before.checkpoints)
-    if restarts:
-        rest = f" (its {saved} steps stay in {before.path})" if saved else ""
+    if not saved:
+        rest = ""
+    elif restarts or (against := set(obstacles(before, saved))) - {LENGTH}:
+        rest = f" (its {saved} steps stay in {before.path})"
+    elif against:
+        rest = f" (continue_from: itself with {LENGTH} above {saved} would continue from step {saved})"
     else:
-        rest = f" (continue_from: itself would continue from step {saved})" if saved else ""
+        rest = f" (continue_from: itself would continue from step {saved})"
     still = f"; {who} still trains it as it was" if (who := claims.trainer(before.claims)) else ""
     return f"trains again from {folder.start}: {', '.join(changed[:SHOWN])}{more}{rest}{still}"
 
