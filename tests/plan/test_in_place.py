@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+import made
 import pytest
 
 from megaboa.config import ConfigError
-from megaboa.files import write_json
+from megaboa.files import link, write_json
 from megaboa.paths import RunFolder
 from megaboa.plan import Plan, in_place, restarts
 from megaboa.plan.parents import obstacles
 from megaboa.plan.shared import Shared
-from megaboa.records import Identity, TrainRecord, plain, read
-from megaboa.run import checkpoints
+from megaboa.records import AttemptEnd, Identity, Kept, TrainRecord, plain, read, write
+from megaboa.run import checkpoints, ledger
 from megaboa.run.identity import store_of, stored
 from megaboa.store_paths import RunStore
 
@@ -44,12 +47,16 @@ class Trainer:
         identity = Identity(run=run.documents["run"], parent=read(TrainRecord, parent).identity if parent else None)
         store = store_of(run.folder("results", "small"), identity)
         write_json(store.identity, plain(identity))
-        for iteration in iterations:
-            folder = checkpoints.folder(store.checkpoints, iteration)
-            folder.mkdir(parents=True)
-            (folder / checkpoints.LAST_WRITTEN).write_text("checkpoint: {ckpt_format: torch_dist}\n")
-        checkpoints.mark_complete(store.checkpoints)
+        save(store, *iterations)
         return identity
+
+
+def save(store: RunStore, *iterations: int) -> None:
+    for iteration in iterations:
+        folder = checkpoints.folder(store.checkpoints, iteration)
+        folder.mkdir(parents=True)
+        (folder / checkpoints.LAST_WRITTEN).write_text("checkpoint: {ckpt_format: torch_dist}\n")
+    checkpoints.mark_complete(store.checkpoints)
 
 
 @pytest.fixture
@@ -131,7 +138,7 @@ def test_its_job_waits_for_no_file_of_its_own(trainer: Trainer) -> None:
     ("given", "said"),
     [
         (
-            {"training.train_iters": 20},
+            {"training.train_iters": 20, "optimizer.lr": 1e-2},
             "training.train_iters: 20 is the step at which the run ends, and it begins after",
         ),
         ({"training.train_iters": 40, "training.global_batch_size": 1, "training.micro_batch_size": 1}, "is less than"),
@@ -172,16 +179,79 @@ def test_what_stands_against_continuing(trainer: Trainer, given: dict, keys: lis
 )
 def test_a_rate_that_had_decayed_and_rises_again_is_said(trainer: Trainer, given: dict, warned: bool) -> None:
     trainer.train(trainer.call(FROM_THE_START), 10, 20)
-    said = "the learning rate had decayed to its end by step 20, and rises again after step 20, as the schedule now"
+    said = "the learning rate had decayed to its end by step 20, and rises again, as the schedule now ends at step 40"
     assert [runs for text, runs in trainer.plan(**given).warnings.items() if said in text] == [["base"]] * warned
     earlier = trainer.plan("sweep: {runs: {base: {continue_from: itself@10}}}", **given)
     assert not [text for text in earlier.warnings if "rises again" in text]
 
 
-def test_without_a_checkpoint_of_its_own_it_says_so(trainer: Trainer) -> None:
-    said = "continue_from: small/base has no checkpoint of its own in results/small to continue from: remove this key"
+# runs that are new in the experiment
+
+
+def test_a_new_run_begins_at_step_0_and_stays_as_it_is(trainer: Trainer) -> None:
+    plan = trainer.call()
+    assert plan["base"].run.parent is None
+    assert trainer.plan()["base"].run.parent is None, "planned, and not begun"
+    trainer.train(plan)
+    assert trainer.plan()["base"].run.parent is None, "begun, and nothing saved"
+    ((store, _),) = stored(trainer.folder)
+    save(store, 10)
+    assert trainer.plan()["base"].run == plan["base"].run, "interrupted: it resumes"
+    save(store, 20)
+    assert trainer.plan()["base"].run == plan["base"].run, "finished"
+    assert parent_of(trainer.plan(**{"training.train_iters": 40}))[1] == 20
+
+
+def test_an_experiment_that_was_continued_gets_one_more_run(trainer: Trainer) -> None:
+    grid = "continue_from: itself\nsweep: {grid: {optimizer.lr: {base: {optimizer.lr: 1e-3}}}}"
+    trainer.train(trainer.call(grid), 10, 20)
+    longer = {"training.train_iters": 40}
+    trainer.train(trainer.call(grid, **longer), 40)
+    more = grid.replace("}}}", "}, more: {optimizer.lr: 1e-2}}}")
+    plan = trainer.call(more, **longer)
+    assert [str(run.run.parent) for run in plan.runs] == ["small/base@20", "None"]
+
+
+def test_a_run_that_has_lost_its_checkpoint_does_not_begin_again(trainer: Trainer) -> None:
+    plan = trainer.call()
+    trainer.train(plan, 20)
+    ((store, _),) = stored(trainer.folder)
+    link(store.ledger, trainer.folder.attempts_link)
+    store.ledger.touch()
+    ledger.append(store.ledger, AttemptEnd(attempt=1, outcome="completed", iteration=20))
+    said = "continue_from: small/base has been trained, and store/runs/small/base has no checkpoint of the settings in"
+    shutil.rmtree(store.checkpoints)
     with pytest.raises(ConfigError, match=said):
         trainer.plan()
-    trainer.call(FROM_THE_START)
+    shutil.rmtree(store.path)
     with pytest.raises(ConfigError, match=said):
         trainer.plan()
+    for own in ("runs: {base: {continue_from: null}}", "grid: {any: {base: {continue_from: null}}}"):
+        assert trainer.plan(f"continue_from: itself\nsweep: {{{own}}}")["base"].run.parent is None
+
+
+def test_a_run_that_saves_nothing_stays_as_it_is(trainer: Trainer) -> None:
+    trainer.train(trainer.call())
+    write(trainer.folder.train_manifest, made.trained(checkpoints=()))
+    assert trainer.plan()["base"].run.parent is None
+    write(trainer.folder.train_manifest, made.trained(checkpoints=(Kept(iteration=20, bytes=1),)))
+    with pytest.raises(ConfigError, match="has been trained"):
+        trainer.plan()
+
+
+def test_lost_results_do_not_make_a_run_new(trainer: Trainer) -> None:
+    trainer.train(trainer.call(), 20)
+    shutil.rmtree(trainer.folder.path)
+    with pytest.raises(ConfigError, match="has been trained, and store/runs/small/base has no checkpoint of"):
+        trainer.plan()
+
+
+def test_other_content_makes_another_run(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = trainer.train(trainer.call(), 10)
+    monkeypatch.setattr("megaboa.run.unfinished.identity_of", lambda folder: replace(first, corpora={"text": "new"}))
+    assert parent_of(trainer.plan())[1] == 10
+
+
+def test_a_step_of_a_new_run_is_refused(trainer: Trainer) -> None:
+    with pytest.raises(ConfigError, match="small/base has not been trained, so it has no step 10: remove @10"):
+        trainer.plan("sweep: {runs: {base: {continue_from: itself@10}}}")

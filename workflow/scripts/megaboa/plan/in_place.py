@@ -1,11 +1,13 @@
 """Runs that continue in place, with other settings but under the same name (`continue_from: itself`).
 
-The earlier state of the run keeps its store and its identity, and becomes the parent. A copy of its manifests is kept
+The earlier state of the run keeps its store and its identity, and becomes the parent. A run that has saved nothing yet
+begins at step 0, so that one key serves an experiment to which runs are added. A copy of its manifests is kept
 in `runs/<run>/earlier/<id>/`, because those in the run's folder will be replaced.
 """
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,8 +15,21 @@ from megaboa.files import write_json
 from megaboa.harmless import without_harmless
 from megaboa.paths import EarlierRun, RunFolder
 from megaboa.plan.plan import Plan, Run
-from megaboa.records import Identity, Kept, Parent, TrainRecord, Tree, parse, plain, read_ledger, write
-from megaboa.run import checkpoints, ledger, progress
+from megaboa.records import (
+    Identity,
+    Kept,
+    Parent,
+    Saved,
+    TrainRecord,
+    Tree,
+    parse,
+    plain,
+    read_if_there,
+    read_ledger,
+    read_steps,
+    write,
+)
+from megaboa.run import checkpoints, ledger, progress, unfinished
 from megaboa.run.identity import stored
 from megaboa.store_paths import RunStore
 
@@ -57,6 +72,37 @@ def before(folder: RunFolder, run: Run) -> Before | None:
             (Before(store, one, parent.iteration) for store, one in known if one.digest == parent.identity), None
         )
     return None
+
+
+def is_as_planned(folder: RunFolder, run: Run, before: Before) -> bool:
+    """Whether this state is of a run that began at step 0 just as it is planned now: it has nothing to continue with.
+
+    If what it reads has another content by now, it is another run.
+    """
+    if before.step is not None or folder.run.parent or not _same(folder.document("run"), plain(run.run)):
+        return False
+    return unfinished.present(folder).is_of(before.identity)
+
+
+def has_saved(folder: RunFolder, run: Run) -> bool:
+    """Whether the run has ever saved a checkpoint, also one that has been lost since, with the results or the store."""
+    link = folder.attempts_link
+    lost = os.path.lexists(link) and not link.exists()
+    trained = read_if_there(TrainRecord, folder.train_manifest)
+    if lost or (trained and trained.checkpoints) or (folder.file("run").exists() and folder.is_in_place):
+        return True
+    roots = {str(run.launch.store), *([str(folder.launch.store)] if folder.file("launch").exists() else [])}
+    places = [Path(root, "runs", folder.experiment, folder.name) for root in roots]
+    stores = {RunStore(path) for place in places if place.is_dir() for path in place.iterdir() if path.is_dir()}
+    return any(map(_has_saved, {*stores, *([RunStore.of(link)] if link.exists() else [])}))
+
+
+def _has_saved(store: RunStore) -> bool:
+    return bool(
+        checkpoints.latest(store.checkpoints)
+        or any(end.iteration for end in ledger.ends(read_ledger(store.ledger)))
+        or any(isinstance(event, Saved) for attempt in store.attempts for event in read_steps(attempt.steps))
+    )
 
 
 def keep(plan: Plan, results: Path) -> None:

@@ -118,10 +118,10 @@ class Parents:
         try:
             before = in_place.before(folder, run)
             if before is None:
-                raise NoParentError(
-                    f"{name} has no checkpoint of its own in {self.results}/{self.experiment} to continue from: remove "
-                    "this key, and train it first"
-                )
+                self._refuse_lost(run, folder, wanted)
+                return run  # new in the experiment: it begins at step 0
+            if not wanted and in_place.is_as_planned(folder, run, before):
+                return run
             kept = checkpoints.complete_iterations(before.store.checkpoints)
             earlier = parse(RunSpec, before.identity.run, before.store.identity)
             settings, last = folder.launch.checkpoint, max(kept, default=None)
@@ -136,6 +136,17 @@ class Parents:
         if not problems and (warning := rises_again(parent, run, step)):
             self.warnings.setdefault(warning, []).append(run.name)
         return run if problems else with_parent(run, self.experiment, run.name, step, before.identity.digest)
+
+    def _refuse_lost(self, run: Run, folder: RunFolder, wanted: str) -> None:
+        name, store = f"{self.experiment}/{run.name}", Path(run.launch.store, "runs", self.experiment, run.name)
+        if in_place.has_saved(folder, run):
+            raise NoParentError(
+                f"{name} has been trained, and {store} has no checkpoint of the settings in {folder.file('run')}: put "
+                "the checkpoint back, or set continue_from: null for this run (under sweep.runs, or in a value of "
+                "sweep.grid that has a label) to train it again from step 0"
+            )
+        if wanted:
+            raise NoParentError(f"{name} has not been trained, so it has no step {wanted}: remove @{wanted}")
 
     def _refuse_circle(self, run: Run) -> None:
         chain = [run.name]
@@ -316,7 +327,7 @@ def rises_again(parent: ParentRun, run: Run, step: int) -> str | None:
     if not decays or own.schedule.get("decay_iters") or None in (last, end) or not end <= step < last:
         return None
     return (
-        f"continue_from: the learning rate had decayed to its end by step {end}, and rises again after step {step}, as "
+        f"continue_from: the learning rate had decayed to its end by step {end}, and rises again, as "
         f"the schedule now ends at step {last} (training.train_iters): schedule.decay_iters sets another end"
     )
 
