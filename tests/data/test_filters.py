@@ -65,7 +65,7 @@ def test_what_it_dropped_is_shown_with_its_place(bpe, tmp_path, judge):
     manifest = make(specification(tmp_path, source, bpe, filter=judge()))
     shown = manifest.filtered.samples["low score"]
     assert len(shown) == filters.SAMPLES
-    assert shown[0] == f"{source}, byte 0: {' '.join(RECORDS[0]['text'][: filters.SHOWN].split())}"
+    assert shown[0] == f"{source}:1: {' '.join(RECORDS[0]['text'][: filters.SHOWN].split())}"
     assert manifest.filter.path == judge() and len(manifest.filter.sha256) == 64
 
 

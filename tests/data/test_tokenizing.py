@@ -158,7 +158,7 @@ def test_a_bad_record_ends_the_job_in_a_sentence_or_is_skipped_and_counted(encod
     facts, files = build(tmp_path / "skip", [path], encoder, shards, max_document_mb=1, on_bad_record="skip")
     assert facts.bad.records == 1 and facts.datasets[0].dropped == {"blank": 1}
     (sample,) = facts.bad.samples
-    assert sample.startswith(f"{path}, byte 17: ") and said in sample
+    assert sample.startswith(f"{path}:2: ") and said in sample
     assert files["c.bin"] == np.array([t for x in ("good", "good too") for t in encoder.expected(x)], "<u2").tobytes()
 
 
@@ -167,7 +167,14 @@ def test_of_many_bad_records_all_are_counted_and_few_are_shown(encoder, tmp_path
     for shards in (1, 4):
         facts, _ = build(tmp_path, [path], encoder, shards, on_bad_record="skip")
         assert facts.bad.records == 50 and len(facts.bad.samples) == tokenizing.BAD_SAMPLES
-        assert facts.bad.samples[0].startswith(f"{path}, byte 17: ")
+        assert [sample.split(": ")[0] for sample in facts.bad.samples] == [f"{path}:{line}" for line in range(2, 7)]
+
+
+def test_of_a_bad_record_far_behind_the_byte_is_named(encoder, tmp_path, monkeypatch):
+    monkeypatch.setattr(tokenizing, "COUNTED_LINES", 17)
+    path = jsonl(tmp_path / "a.jsonl", ["good", b"{", b"{"])
+    facts, _ = build(tmp_path, [path], encoder, 1, on_bad_record="skip")
+    assert [sample.split(": ")[0] for sample in facts.bad.samples] == [f"{path}:2", f"{path}, byte 19"]
 
 
 def test_a_source_that_changes_before_it_is_read_ends_the_job(encoder, bpe, tmp_path):

@@ -146,24 +146,43 @@ def whole(number: int, file: SourceFile) -> Part:
     return Part(number, 0, file.size)
 
 
-def describe(file: SourceFile, position: int, form: Format, by_line: bool = True) -> str:
-    """Where a record is, for people. To count lines, the file is read up to there."""
-    if file.kind == "jsonl" and (by_line or file.packed):
-        return f"{file.path}:{position + 1 if file.packed else line_number(file.path, position)}"
-    if file.kind == "jsonl":
-        return f"{file.path}, byte {position}"
-    if file.kind in ("parquet", "arrow", "stream"):
-        return f"{file.path}, row {position}"
-    if file.kind == "source" or form.separator is None:
-        return file.path
-    byte = can_be_cut(file, form.separator)
-    return f"{file.path}, byte {position}" if byte else f"{file.path}, document {position + 1}"
+class Places:
+    """Where records are, for people. A line's number is counted from the last one that was asked for in the file."""
+
+    def __init__(self, form: Format, most: int | None = None) -> None:
+        """`most`: of a line that begins behind this byte the byte is given, because counting would read too much."""
+        self.form, self.most = form, most
+        self.counted = ("", 0, 1)  # file, position and line
+
+    def describe(self, file: SourceFile, position: int) -> str:
+        if file.kind == "jsonl" and file.packed:
+            return f"{file.path}:{position + 1}"
+        if file.kind == "jsonl" and self.most is not None and position > self.most:
+            return f"{file.path}, byte {position}"
+        if file.kind == "jsonl":
+            return f"{file.path}:{self._line(file.path, position)}"
+        if file.kind in ("parquet", "arrow", "stream"):
+            return f"{file.path}, row {position}"
+        if file.kind == "source" or self.form.separator is None:
+            return file.path
+        byte = can_be_cut(file, self.form.separator)
+        return f"{file.path}, byte {position}" if byte else f"{file.path}, document {position + 1}"
+
+    def _line(self, path: str, position: int) -> int:
+        known, begin, line = self.counted
+        if known != path or begin > position:
+            begin, line = 0, 1
+        with Path(path).open("rb") as stream:
+            stream.seek(begin)
+            chunks = iter(lambda: stream.read(min(CHUNK, position - stream.tell())), b"")
+            line += sum(chunk.count(b"\n") for chunk in chunks)
+        self.counted = (path, position, line)
+        return line
 
 
-def line_number(path: str, position: int) -> int:
-    with Path(path).open("rb") as stream:
-        chunks = iter(lambda: stream.read(min(CHUNK, position - stream.tell())), b"")
-        return 1 + sum(chunk.count(b"\n") for chunk in chunks)
+def describe(file: SourceFile, position: int, form: Format) -> str:
+    """Where a record is. To count lines, the file is read up to there."""
+    return Places(form).describe(file, position)
 
 
 def documents(

@@ -21,7 +21,7 @@ from megaboa.data.filters import Dropped, Failed, Judge, Tally
 from megaboa.data.indexed import in_pieces
 from megaboa.data.largefile import LargeFile
 from megaboa.data.pairs import require_unchanged
-from megaboa.data.readers import Records, describe, refuse
+from megaboa.data.readers import Places, Records, describe, refuse
 from megaboa.data.shards import BLOCK, Part
 from megaboa.errors import InputError
 from megaboa.files import flush
@@ -31,6 +31,9 @@ from megaboa.records import Column as ColumnFacts
 BATCH_DOCUMENTS = 10_000
 BATCH_CHARACTERS = 4_000_000
 BAD_SAMPLES = 5
+COUNTED_LINES = (
+    1 << 30
+)  # bytes at the beginning of a file in which lines are counted, to name records that are left out
 LENGTH, ORIGIN = np.dtype("<i4"), np.dtype("<i8")
 HASH_BYTES = 16
 LENGTH_BINS = 32  # powers of two
@@ -108,6 +111,7 @@ class _Shard:
         self.segments: list[Segment] = []
         self.bad, self.bad_samples = 0, []
         self.filtered = Tally()
+        self.places = Places(options.form, COUNTED_LINES)
         self.waiting = 0  # characters
         self.taken = 0  # number of records, for the limit
 
@@ -171,8 +175,7 @@ class _Shard:
             raise refuse(file, position, self.options.form, record, f"corpora.{self.options.name}")
         self.bad += 1
         if len(self.bad_samples) < BAD_SAMPLES:
-            where = describe(file, position, self.options.form, by_line=False)
-            self.bad_samples.append(f"{where}: {record.reason}")
+            self.bad_samples.append(f"{self.places.describe(file, position)}: {record.reason}")
 
     def _drop(self, file: SourceFile, position: int, record: Dropped | Failed) -> None:
         if isinstance(record, Failed):
@@ -180,7 +183,7 @@ class _Shard:
             raise InputError(f"corpora.{self.options.name}.filter: {record.why}, at {where}")
 
         def sample() -> list[str]:
-            return [f"{describe(file, position, self.options.form, by_line=False)}: {record.text}"]
+            return [f"{self.places.describe(file, position)}: {record.text}"]
 
         self.filtered.add(record.reason, 1, sample)
 
