@@ -86,6 +86,16 @@ def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch, locks):
         locks(tmp_path)
 
 
+def test_in_an_archive_a_look_needs_no_lock_and_a_call_is_refused(tmp_path):
+    (tmp_path / "results" / "my").mkdir(parents=True)
+    (tmp_path / "results" / "my").chmod(0o555)
+    with as_ordinary_user(tmp_path):
+        assert lock.claim_experiment(tmp_path / "results" / "my", looks=True) is False
+        assert not lock.is_elsewhere()
+        with pytest.raises(InputError, match="results/my: Permission denied: this call writes there: give this user"):
+            lock.claim_experiment(tmp_path / "results" / "my")
+
+
 BUILDER = """
 import sys, time; sys.path.insert(0, "workflow/scripts")
 from pathlib import Path

@@ -1,5 +1,7 @@
 """What a call writes: a dry run touches nothing that a job reads."""
 
+from pathlib import Path
+
 import pytest
 
 from megaboa.calls.configuration import looks_only
@@ -44,6 +46,18 @@ def test_after_it_a_dry_run_changes_no_file_that_was_there(plan_of, results, tmp
     }
     assert write(plan_of(training__train_iters=10), results, tmp_path, looks=True) == ({}, []), "nothing differs"
     assert not (small / "preview").exists()
+
+
+def test_the_preview_of_an_archive_lies_elsewhere(plan_of, results, tmp_path, monkeypatch, capsys):
+    write(plan_of(training__train_iters=10), results, tmp_path, looks=False)
+    before = contents(results)
+    monkeypatch.setattr("megaboa.calls.plan_files.closed", lambda folder: folder)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    preview, _ = write(plan_of(training__train_iters=20), results, tmp_path, looks=True, mine=False)
+    changed = Path(preview[str(results / "small/runs/run/run.json")])
+    assert changed.parts[-4].startswith("megaboa-preview-") and changed.is_relative_to(tmp_path)
+    assert read_json(changed)["training"]["train_iters"] == 20 and contents(results) == before
+    assert capsys.readouterr().err.rstrip().endswith("files differ from the last call's")
 
 
 def test_a_call_writes_the_plan_and_forgets_what_was_looked_at(plan_of, results, tmp_path):

@@ -5,6 +5,8 @@ import pytest
 from called import called
 from fake_runs import START, FakeExperiment, end_event, start_event, step_event, write_attempt
 
+from megaboa.commands import interim as interim_command
+from megaboa.errors import InputError
 from megaboa.files import read_json, write_json
 from megaboa.observe import status
 from megaboa.paths import RunFolder
@@ -139,6 +141,12 @@ def test_the_page_says_that_it_is_interim_and_touches_nothing_else(experiment):
     assert TRAINED in shown and WORKING not in shown and FAILED not in shown, "only what passed is plotted"
     assert "working is not trained" in html.split('<h2 id="agreement">')[1]
     assert {path: stat for path, stat in snapshot(experiment.results).items() if "interim" not in path} == before
+
+
+def test_of_results_that_cannot_be_written_a_copy_is_asked_for(experiment, monkeypatch):
+    monkeypatch.setattr(interim_command, "closed", lambda folder: folder.parent)
+    with pytest.raises(InputError, match=r"you can't write there, and the page would be .*/interim/index.html: copy "):
+        interim_command.main([str(experiment.results)])
 
 
 def test_where_nothing_is_missing_the_report_itself_is_named(experiment, svg_alone):

@@ -47,7 +47,7 @@ PREVIEW = {}  # in a dry run: the files that a call would change, and where they
 if SUBMITS:  # jobs read these files and never write them
     LOOKS = configuration.looks_only(workflow.output_settings.dryrun, sys.argv)
     with one_sentence():
-        MINE = lock.claim_experiment(RESULTS)
+        MINE = lock.claim_experiment(RESULTS, LOOKS)
         PREVIEW, CALL_CONFIG = plan_files.write_plan(
             PLAN, SHARED, CONFIG_FILES, LOOKS, MINE, COMMAND, RESTARTED
         )
@@ -56,6 +56,8 @@ if SUBMITS:  # jobs read these files and never write them
     if CALL_CONFIG and not IS_MODULE:
         # Read by Snakemake in the jobs, whenever they start.
         workflow.config_settings.configfiles = CALL_CONFIG
+    if workflow.output_settings.dryrun and not MINE and not lock.is_elsewhere():
+        dry_run.of_an_archive()
     if workflow.output_settings.dryrun and not IS_MODULE:
         quiet = {Quietness.RULES, Quietness.PROGRESS}
         dry_run.end_with_one_screen(workflow, PLAN, SHARED.on_cluster, RESTARTED, quiet)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import sys
@@ -9,20 +10,32 @@ from pathlib import Path
 from typing import IO
 
 from megaboa.calls import say
+from megaboa.errors import InputError
 from megaboa.store import try_lock
 
 _held: list[IO[str]] = []  # kept open for the life of this process, because they hold locks
 _holder: list[str] = []  # description of another process that works on the experiment
 
 
-def claim_experiment(results: str | Path) -> bool:
+def claim_experiment(results: str | Path, looks: bool = False) -> bool:
     """Lock the experiment against other workflow processes until this one ends, however it ends.
 
-    Returns False if another process holds the lock; its files must not be written then.
+    Returns False if another process holds the lock, or if the call only `looks` and the user can't write there, as in
+    an archive; its files must not be written then.
     """
     path = Path(results) / ".lock"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    stream = path.open("a+")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        stream = path.open("a+")
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
+        if looks:
+            return False
+        raise InputError(
+            f"{results}: {error.strerror}: this call writes there: give this user the right to it, or call in a copy; "
+            "`snakemake -n` and `megaboa status` only read"
+        ) from None
     if not try_lock(stream):
         stream.seek(0)
         _holder.append(f"{results} is being worked on by {stream.read().strip()}")

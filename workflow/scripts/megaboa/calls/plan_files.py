@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import shutil
+import tempfile
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from megaboa.calls import say, snakemake_records
 from megaboa.plan import Plan, in_place, specifications
 from megaboa.plan.shared import Shared
 from megaboa.run import submitted
+from megaboa.store import closed
 
 PREVIEW = "preview"  # folder below the results for a plan that is only looked at
 
@@ -34,7 +37,8 @@ def write_plan(
     if looks and (shared.paths.was_called or not mine):
         if differing := write_preview(plan, shared):
             count = f"{len(differing)} file{'s differ' if len(differing) > 1 else ' differs'}"
-            say(f"{count} from the last call's: this plan lies in {shared.folder / PREVIEW}/")
+            place = Path(next(iter(differing.values()))).is_relative_to(shared.folder)
+            say(f"{count} from the last call's{f': this plan lies in {shared.folder / PREVIEW}/' if place else ''}")
         return differing, []
     if not mine:
         return {}, []
@@ -53,10 +57,13 @@ def write_preview(plan: Plan, shared: Shared) -> dict[str, str]:
     change, each with its replacement in the preview.
 
     Snakemake compares files to say which jobs would run. So the files that would change are written to the preview
-    folder, and replace the experiment's in the dry run only.
+    folder, and replace the experiment's in the dry run only. Where the user can't write, the folder is a temporary one.
     """
     results, preview = shared.folder, shared.folder / PREVIEW
     shutil.rmtree(preview, ignore_errors=True)  # so all files in it are newer than any result
+    if closed(preview):  # an archive, say
+        preview = Path(tempfile.mkdtemp(prefix="megaboa-preview-"))
+        atexit.register(shutil.rmtree, preview, ignore_errors=True)
     found = {}
     for name, text in (*plan.texts(), *specifications.texts(shared)):
         path = results / name
