@@ -110,6 +110,18 @@ def test_a_plan_that_was_changed_before_it_trained_goes_on_from_the_same_checkpo
     assert parent_of(trainer.call(**{"training.train_iters": 50})) == ("small/base@20", 20, first.digest)
 
 
+def test_a_call_that_ended_before_it_trained_with_other_settings_can_be_followed_by_the_key(trainer: Trainer) -> None:
+    trainer.train(trainer.call(FROM_THE_START), 20)
+    ((store, identity),) = stored(trainer.folder)
+    store.ledger.touch()
+    link(store.ledger, trainer.folder.attempts_link)
+    trainer.call(FROM_THE_START, **{"optimizer.lr": 1e-2})
+    plan = trainer.plan(**{"optimizer.lr": 1e-2, "training.train_iters": 40})
+    assert parent_of(plan) == ("small/base@20", 20, identity.digest)
+    with pytest.raises(ConfigError, match="20 is the step at which the run ends"):
+        trainer.plan(**{"optimizer.lr": 1e-2})
+
+
 def test_unfinished_work_goes_on_in_another_layout(trainer: Trainer) -> None:
     first = trainer.train(trainer.call(FROM_THE_START, **{"training.train_iters": 40}), 10)
     given = {"training.train_iters": 40, "parallel.tp": 2, "resources.gpus_per_node": 2}

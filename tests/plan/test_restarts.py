@@ -39,6 +39,14 @@ def test_an_edit_of_an_unfinished_run_stops_with_keys_and_ways_on(plan):
     said = str(stopped.value)
     assert "run a would start at step 0" in said and "step 20 of 60" in said
     assert "  optimizer.lr: 0.001 → 0.003" in said and "--config restart=a" in said and "Undo the change" in said
+    assert "(continue_from: itself)" in said
+
+
+def test_continuing_is_no_way_where_the_plan_would_refuse_it(plan_of, plan):
+    leave_unfinished(plan("1.0e-3"), "a")
+    other = plan_of(SWEEP % "1.0e-3", training__train_iters=60, models__dense__config__hidden_size=512)
+    with pytest.raises(restarts.UnfinishedWorkError, match="Undo the change to resume it or restart it: --config"):
+        restarts.check(other, "results", [])
 
 
 def test_who_is_told_to_begin_again_does(plan):

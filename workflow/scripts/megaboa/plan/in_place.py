@@ -52,7 +52,8 @@ def is_in_place(text: str | None) -> bool:
 def before(folder: RunFolder, run: Run) -> Before | None:
     """The state of the run in this folder before the plan changes it; None if it has not been trained.
 
-    A run that was already planned with these settings keeps its parent, however far it has come.
+    A run that was already planned with these settings keeps its parent, however far it has come. Settings that were
+    planned and never begun count for nothing.
     """
     if not folder.file("run").exists() or not folder.file("launch").exists():
         return None
@@ -71,7 +72,11 @@ def before(folder: RunFolder, run: Run) -> Before | None:
         return next(
             (Before(store, one, parent.iteration) for store, one in known if one.digest == parent.identity), None
         )
-    return None
+    if not folder.attempts_link.exists():
+        return None
+    # Planned with other settings, and ended before it began with them: what it began last is what it was.
+    last = RunStore.of(folder.attempts_link).path
+    return next((Before(store, one, None) for store, one in known if store.path.resolve() == last), None)
 
 
 def is_as_planned(folder: RunFolder, run: Run, before: Before) -> bool:

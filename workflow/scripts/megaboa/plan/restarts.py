@@ -37,13 +37,14 @@ def check(plan: Plan, results: str, restart: list[str]) -> list[str]:
         if name != "all" and name not in names:
             raise UnfinishedWorkError(f"--config {KEY}: {choose(name, [*names, 'all'], 'run')}")
     told = [name for name in names if name in restart or "all" in restart]
-    found = {}
+    found, continuable = {}, True
     for run in plan.runs:
         folder = run.folder(results, plan.name)
         if run.name not in told and (work := unfinished.other_work(folder)) and not is_trained(folder):
             found[run.name] = work
+            continuable = continuable and not any(obstacles(run, one.store, one.step) for one in work)
     if found:
-        raise UnfinishedWorkError(_message(found))
+        raise UnfinishedWorkError(_message(found, continuable))
     return told
 
 
@@ -78,9 +79,9 @@ def _after(making: Collection[str]) -> str | None:
     return f"trains again if what it reads has changed, which is known after {', '.join(sorted(making))}"
 
 
-def _message(found: dict[str, list[unfinished.Unfinished]]) -> str:
+def _message(found: dict[str, list[unfinished.Unfinished]], continuable: bool) -> str:
     names = list(found)
     lines = [unfinished.explain(name, found[name]) for name in names[:SHOWN]]
     if len(names) > SHOWN:
         lines.append(f"and so would {len(names) - SHOWN} more: {', '.join(names[SHOWN:])}")
-    return "\n".join([*lines, unfinished.ways(f"--config {KEY}={','.join(names)}")])
+    return "\n".join([*lines, unfinished.ways(f"--config {KEY}={','.join(names)}", continuable)])

@@ -105,12 +105,10 @@ def explain(run: str, work: Sequence[Unfinished]) -> str:
     return "\n".join(lines)
 
 
-def ways(restart: str) -> str:
-    """The user's options; `restart` is the command for the last one."""
-    return (
-        "Undo the change to resume it, continue from there with the change (continue_from: itself), or restart it: "
-        f"{restart}"
-    )
+def ways(restart: str, continuable: bool = True) -> str:
+    """The user's options; `restart` is the command for the last one. `continuable`: the plan allows the second one."""
+    there = ", continue from there with the change (continue_from: itself)," if continuable else ""
+    return f"Undo the change to resume it{there} or restart it: {restart}"
 
 
 def _leaves(tree: Any, path: str = "") -> Tree:
