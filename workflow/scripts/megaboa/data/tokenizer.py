@@ -82,9 +82,9 @@ def resolve(reference: dict[str, str], key: str) -> Reference:
             return Reference(trained.path, trained.digest)
         case "model":
             source = read(ModelSource, reference["manifest"])
-            store.require(source.path, reference["manifest"])
             if source.tokenizer is None:
                 raise InputError(f"{key}: model {source.name!r} comes without a tokenizer; name one here")
+            store.require(source.tokenizer, reference["manifest"])
             return Reference(source.tokenizer, source.tokenizer_digest)
         case "path":
             path = Path(reference["path"])
