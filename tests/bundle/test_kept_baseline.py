@@ -70,13 +70,19 @@ def test_a_report_has_the_checks_and_can_be_made_again_without_the_earlier_runs(
     metrics = {
         f"{n}/runs/dp1/metrics/{name}" for n in (1, 2) for name in ("steps.parquet", "summary.json", "goodput.json")
     }
-    assert kept == metrics | {f"{n}/{name}" for n in (1, 2) for name in ("plan.tsv", "runs/dp1/run.json")}
+    assert kept == metrics | {
+        f"{n}/{name}" for n in (1, 2) for name in ("plan.tsv", "source.json", "runs/dp1/run.json")
+    }
     shutil.rmtree(old)
     zipped.unlink()
     before = (folder / "checks.json").read_bytes()
     done, _ = report(new, tmp_path / "my.yaml")
     assert done.returncode == 0 and (folder / "checks.json").read_bytes() == before
     assert data_needed(new) == [], "others need neither: the bundle has the copies"
+    ask(new, old, tmp_path / "other.zip")
+    with pytest.raises(InputError, match=r"other.zip: there is neither a results folder nor a bundle"):
+        keep(new)
+    assert [one["path"] for one in data_needed(new)] == [str(tmp_path / "other.zip")], "the copy is of another"
 
 
 def test_what_is_no_longer_asked_for_is_removed_and_what_never_was_there_is_an_error(tmp_path):

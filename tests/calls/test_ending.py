@@ -170,7 +170,7 @@ def test_an_interrupted_call_says_so_last(ended, monkeypatch):
     assert last.pop().startswith("mine stopped at step 3") and not last
 
 
-def test_a_second_ctrl_c_is_answered_and_a_third_ends_the_call_at_once(monkeypatch, capsys):
+def test_a_second_ctrl_c_is_answered_and_a_third_ends_the_call_at_once(monkeypatch, capfd):
     handlers = {}
     monkeypatch.setattr(ending, "_interrupted", [])
     monkeypatch.setattr(ending.signal, "getsignal", lambda number: signal.default_int_handler)
@@ -178,9 +178,9 @@ def test_a_second_ctrl_c_is_answered_and_a_third_ends_the_call_at_once(monkeypat
     ending.note_interrupts()
     with pytest.raises(KeyboardInterrupt):
         handlers[signal.SIGINT](signal.SIGINT, None)
-    assert capsys.readouterr().err == ""
+    assert capfd.readouterr().err == ""
     handlers[signal.SIGINT](signal.SIGINT, None)
-    assert "Ctrl-C again: the call is ending already" in capsys.readouterr().err
+    assert "Ctrl-C again: the call is ending already" in capfd.readouterr().err
     with pytest.raises(KeyboardInterrupt):
         handlers[signal.SIGINT](signal.SIGINT, None)
 

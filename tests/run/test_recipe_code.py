@@ -1,7 +1,11 @@
 """megaboa.run.recipe_code: ranks train the recipe that the run was planned with."""
 
+import errno
+from pathlib import Path
+
 import pytest
 
+from megaboa import recipe_files
 from megaboa.files import write_json
 from megaboa.paths import RunFolder
 from megaboa.run import recipe_code
@@ -33,6 +37,24 @@ def test_a_recipe_that_was_edited_since_is_not_trained_under_the_runs_name(plann
         stream.write("LAYERS = 3\n")
     with pytest.raises(UnusableInputError, match=r"run a: models.m.recipe: .*mine.py has been changed since the call"):
         recipe_code.check(folder)
+
+
+@pytest.mark.parametrize("reads", [1, 2], ids=["its imports", "its code"])
+def test_a_file_server_that_restarts_is_no_change(planned, monkeypatch, reads):
+    folder, _ = planned
+    read, done = Path.read_bytes, []
+    recipe_files._known.clear()
+
+    def stale(path):
+        done.append(path)
+        if len(done) == reads:
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", stale)
+    with pytest.raises(OSError, match="Stale"):
+        recipe_code.check(folder)
+    recipe_code.check(folder)
 
 
 @pytest.mark.parametrize("text", [None, "def configure(:"])

@@ -31,6 +31,7 @@ from megaboa.records import (
 from megaboa.store import ID_LENGTH
 
 ALONG, EARLIER = "along", "earlier"
+BASELINE_SOURCE = "source.json"  # the path that a baseline was copied from
 CARD = "README.md"  # of an exported model, at the place where the hub looks for it
 ADAPTER = "adapter"  # of an exported model: the folder with adapters that are not merged
 CHAT_TEMPLATE = "chat_template.jinja"  # of an exported model, at the place where transformers looks for it
@@ -169,6 +170,12 @@ class ExperimentFolder:
     def baseline(self, number: int) -> Path:
         """Copies of an earlier experiment's results, as a baseline for comparison."""
         return self.path / "baseline" / str(number)
+
+    def copied_baseline(self, number: int, path: Path) -> ExperimentFolder | None:
+        """The copy of this baseline; None if there is none, or one of another."""
+        copy = self.baseline(number)
+        source = copy / BASELINE_SOURCE
+        return ExperimentFolder(copy) if source.is_file() and read_json(source) == {"path": str(path)} else None
 
     @property
     def baselines(self) -> list[Path]:

@@ -65,11 +65,12 @@ def _changed(path: Path) -> int:
 
 
 def _read(path: Path) -> Code:
-    """A file's code; nothing of it if there is none to be read, which is reported elsewhere."""
+    """A file's code; nothing of it if there is none to be read, which is reported elsewhere. Errors of a file server
+    aren't: without its imports a recipe would be another."""
     changed = _changed(path)
     try:
         nodes = list(ast.walk(ast.parse(path.read_bytes())))
-    except (OSError, SyntaxError, ValueError):
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError, SyntaxError, ValueError):
         return Code(changed)
     imports = tuple(one for node in nodes for one in _imported(node))
     stored = (node for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import OrderedDict
 from typing import Any
 
 from megaboa.bridge import wheels
@@ -40,14 +41,23 @@ def _wait_for_gathered_weights() -> None:
     """
     from megatron.core.extensions.transformer_engine import TEFusedMLP
 
-    joined = TEFusedMLP.forward
+    joined, register = TEFusedMLP.forward, TEFusedMLP._register_hooks_on_fused_impl
 
     @functools.wraps(joined)
     def forward(self: Any, hidden_states: Any, **kwargs: Any) -> Any:
         for layer in self.children():
-            for hook in list(layer._forward_pre_hooks.values()):
-                hook(layer, ())
+            for number, hook in list(layer._forward_pre_hooks.items()):
+                hook(layer, (), *([{}] if number in layer._forward_pre_hooks_with_kwargs else []))
         return joined(self, hidden_states, **kwargs)
 
-    TEFusedMLP.forward = forward
-    TEFusedMLP._register_hooks_on_fused_impl = lambda self, fused_impl: None
+    def register_others(self: Any, fused_impl: Any) -> None:
+        hidden = {layer: layer._forward_pre_hooks for layer in self.children()}
+        for layer in hidden:
+            layer._forward_pre_hooks = OrderedDict()
+        try:
+            register(self, fused_impl)
+        finally:
+            for layer, hooks in hidden.items():
+                layer._forward_pre_hooks = hooks
+
+    TEFusedMLP.forward, TEFusedMLP._register_hooks_on_fused_impl = forward, register_others

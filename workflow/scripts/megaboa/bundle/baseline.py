@@ -12,8 +12,8 @@ from pathlib import Path
 
 from megaboa.bundle.rebuild import opened
 from megaboa.errors import InputError
-from megaboa.files import write_bytes
-from megaboa.paths import ExperimentFolder
+from megaboa.files import write_bytes, write_json
+from megaboa.paths import BASELINE_SOURCE, ExperimentFolder
 from megaboa.records import ReportSpec, read
 
 # In results/<experiment>: files for a run's curve, speed and memory, and its specification.
@@ -28,7 +28,8 @@ def keep(results: Path) -> None:
     for copy, path in copies.items():
         if Path(path).exists():
             take(Path(path), copy)
-        elif not ExperimentFolder(copy).plan.exists():
+            write_json(copy / BASELINE_SOURCE, {"path": str(path)})
+        elif folder.copied_baseline(int(copy.name), Path(path)) is None:
             raise InputError(f"report.baseline.path: {path}: there is neither a results folder nor a bundle")
     for old in folder.baselines:
         if old not in copies:

@@ -342,7 +342,7 @@ def _baselines(results: Path) -> Iterator[Needed]:
     experiment = ExperimentFolder(results)
     asked = read_if_there(ReportSpec, experiment.specs.report)
     for number, path in enumerate(map(Path, asked.baseline.paths if asked and asked.baseline else ()), start=1):
-        if ExperimentFolder(experiment.baseline(number)).plan.exists():
+        if experiment.copied_baseline(number, path):
             continue
         key = "report.baseline.path"
         yield _file(key, path) if path.is_file() else {"for": key, "path": str(path)}

@@ -85,8 +85,8 @@ def for_runs(files: Archive, manifest: BundleManifest) -> list[str]:
 
 def runs_of(files: Archive, manifest: BundleManifest) -> dict[str, Tree]:
     """The run.json of each run."""
-    pattern = f"results/{manifest.experiment}/runs/*/run.json"
-    return {name.split("/")[3]: json.loads(files[name]) for name in files if fnmatchcase(name, pattern)}
+    parts = {name: name.split("/") for name in files if name.startswith(f"results/{manifest.experiment}/runs/")}
+    return {part[3]: json.loads(files[name]) for name, part in parts.items() if part[4:] == ["run.json"]}
 
 
 def parents_outside(experiment: str, runs: Mapping[str, Tree]) -> str | None:

@@ -20,6 +20,7 @@ from megaboa.paths import ExperimentFolder
 from megaboa.records import Checks, Fault, read
 
 _interrupted: list[int] = []
+ANSWER = b"Ctrl-C again: the call is ending already, as soon as its runs have saved; once more ends it at once\n"
 SHOWN, LENGTH = 5, 400  # of the last line: number of failed checks, and characters for each
 REMEDY = 150  # characters at the end of a longer one, where its remedy is
 MOST_LINES = 20  # limit for lines about other failed jobs
@@ -127,7 +128,7 @@ def note_interrupts() -> None:
     def noted(number: int, frame: Any) -> None:
         _interrupted.append(number)
         if len(_interrupted) == 2:
-            say("Ctrl-C again: the call is ending already, as soon as its runs have saved; once more ends it at once")
+            os.write(2, ANSWER)  # a signal may interrupt a print, which then takes no other
             return
         signal.default_int_handler(number, frame)
 

@@ -94,6 +94,7 @@ class Training:
     pipeline_dtype: bool = True  # whether one is set
     optimizer: str = "adam"
     precision_aware: bool = False  # use_precision_aware_optimizer
+    remainders: bool = True  # store_param_remainders
     # for tasks that freeze the model
     adapter_rank: int | None = None
     adapter_targets: tuple[str, ...] = ()
@@ -281,6 +282,7 @@ FIELDS: dict[str, str] = {
     "training.fp16": "model.fp16",
     "training.optimizer": "optimizer.optimizer",
     "training.precision_aware": "optimizer.use_precision_aware_optimizer",
+    "training.remainders": "optimizer.store_param_remainders",
     "training.checkpoint_format": "checkpoint.ckpt_format",
     "training.fault_tolerance": "ft.enable_ft_package",
     "profiling.nsys": "profiling.use_nsys_profiler",

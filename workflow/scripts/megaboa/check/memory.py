@@ -163,7 +163,7 @@ def _optimizer_step(f: Facts, stage: Stage, held: Parameters, before: Breakdown)
     are all cast to 16 bits before the first is written (Transformer Engine, quantize_master_weights).
     """
     _, gradient, optimizer = bytes_per_parameter(f)
-    copied = 4 * before.optimizer / optimizer if gradient < 4 and not _keeps_remainders(f) else 0.0
+    copied = 4 * before.optimizer / optimizer if gradient < 4 and not _reads_16_bits(f) else 0.0
     cast = 0.0
     if f.training.fp8_weights and not f.is_frozen and f.layout.distributed_optimizer and f.layout.fsdp == "none":
         copies, expert_copies = _copies(f)
@@ -281,7 +281,7 @@ def _sharded(f: Facts, count: float, copies: int) -> tuple[float, float, float]:
 def bytes_per_parameter(f: Facts) -> tuple[float, float, float]:
     """Bytes for weight, gradient and optimizer: fp32 copies of 16-bit weights, and Adam's two moments (SGD: one)."""
     moments = 4 if f.training.optimizer == "sgd" else 8
-    copy = 2 if _keeps_remainders(f) else 4
+    copy = 2 if _reads_16_bits(f) and f.training.remainders else 4
     # Megatron-FSDP keeps gradients in the weights' precision.
     reduced = 2 if f.layout.fsdp == "megatron" or not f.kernels.fp32_gradients else 4
     match f.training.precision:
@@ -295,11 +295,12 @@ def bytes_per_parameter(f: Facts) -> tuple[float, float, float]:
             return 2, reduced, copy + moments
 
 
-def _keeps_remainders(f: Facts) -> bool:
-    """Whether of the fp32 weights only the bits are kept that the bf16 weights lack, by Transformer Engine's Adam.
+def _reads_16_bits(f: Facts) -> bool:
+    """Whether Transformer Engine's Adam reads gradients in 16 bits, and keeps the fp32 weights: by default only the
+    bits of them that the bf16 weights lack.
 
-    It reads gradients in 16 bits, too. With other kinds of FP8 megatron-core keeps the fp32 weights itself
-    (optimizer_config.py, use_precision_aware_optimizer_no_fp8_or_ds_fp8).
+    With other kinds of FP8 megatron-core keeps them itself (optimizer_config.py,
+    use_precision_aware_optimizer_no_fp8_or_ds_fp8).
     """
     precision = f.training.precision or ""
     other_fp8 = any(kind in precision for kind in ("fp8_current", "subchannel", "mxfp8", "fp4"))

@@ -82,12 +82,13 @@ def _tokens_before(folder: RunFolder) -> int | None:
 
 def _evaluated_before(folder: RunFolder) -> list[Validation]:
     """Evaluations of the parent that the run continues in place."""
-    if not folder.is_in_place:
+    parent = folder.run.parent
+    if parent is None or not folder.is_in_place:
         return []
     earlier = folder.parent_folder
     train = read(TrainRecord, earlier.train_manifest)
     found = [parse(Validation, one, train.store) for one in validation(read_events(RunStore(Path(train.store))))]
-    return [*_evaluated_before(earlier), *(one for one in found if one.step <= train.iteration)]
+    return [*_evaluated_before(earlier), *(one for one in found if one.step <= parent.iteration)]
 
 
 def _before(folder: RunFolder) -> list[Row]:
@@ -99,7 +100,8 @@ def _before(folder: RunFolder) -> list[Row]:
     store = RunStore(Path(train.store))
     done = step_rows(read_events(store), steps_in(train.skipped))
     last = max((row["attempt"] for row in done), default=0)
-    own = [{**row, "attempt": row["attempt"] - last} for row in done if row["step"] <= train.iteration]
+    begun = folder.run.parent.iteration if folder.run.parent else 0  # train.json may be of a later one
+    own = [{**row, "attempt": row["attempt"] - last} for row in done if row["step"] <= begun]
     further = _before(earlier)
     return [*({**row, "attempt": row["attempt"] - last} for row in further), *own]
 

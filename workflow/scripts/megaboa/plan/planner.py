@@ -439,10 +439,12 @@ class Asked:
                 problem = (
                     f"{path}: lies in this experiment's own results: name another experiment, or a bundle elsewhere"
                 )
-            elif (path.suffix == ".zip" and path.is_file()) or ExperimentFolder(path).plan.is_file():
+            elif (
+                (path.suffix == ".zip" and path.is_file())
+                or ExperimentFolder(path).plan.is_file()
+                or (not path.exists() and ExperimentFolder(own).copied_baseline(number, path))
+            ):
                 continue
-            elif not path.exists() and ExperimentFolder(ExperimentFolder(own).baseline(number)).plan.is_file():
-                continue  # its metrics have been copied
             else:
                 problem = f"{path}: is neither a bundle (.zip) nor a results folder (it has no plan.tsv)"
             self.problems.add(("report", "baseline", "path"), problem)

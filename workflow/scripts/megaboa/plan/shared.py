@@ -90,7 +90,7 @@ class Shared:
     def index_manifests(self) -> list[str]:
         return [str(self.paths.index(name)) for name in self.indexes]
 
-    @property
+    @functools.cached_property
     def manifests(self) -> list[str]:
         """What stages leave for later ones, whose outputs may be there without it."""
         runs, paths = self.plan.runs, self.paths
@@ -141,8 +141,9 @@ class Shared:
         asked = self.plan.experiment.report.baseline
         found = []
         for number, path in enumerate(map(Path, asked.paths if asked else ()), start=1):
-            folder = path if path.exists() else self.paths.baseline(number)
-            found.append(str(ExperimentFolder(folder).plan if folder.is_dir() else folder))
+            copied = None if path.exists() else self.paths.copied_baseline(number, path)
+            folder = copied or ExperimentFolder(path)
+            found.append(str(folder.plan if copied or path.is_dir() else path))
         return found
 
     @property

@@ -153,7 +153,7 @@ class Summary(Record):
     parent: Parent | None = None
     steps: int = 0
     tokens: int = 0
-    tokens_before: int | None = 0  # of its parents' steps, up to the checkpoint that it started from; None: unknown
+    tokens_before: int | None = None  # of its parents' steps, up to the checkpoint that it started from; None: unknown
     skipped_steps: int = 0
     nan_steps: int = 0
     attempts: int = 0

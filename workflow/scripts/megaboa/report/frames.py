@@ -229,7 +229,9 @@ class Frames:
 
 def _tokens(summary: Mapping[str, Any]) -> int | None:
     """Tokens that the model was trained on, by the runs that this one continues too; None if they aren't known."""
-    before = summary.get("tokens_before", None if summary.get("parent") else 0)
+    before = summary.get("tokens_before")  # None in summaries of earlier versions, too
+    if before is None:
+        before = None if summary.get("parent") else 0
     return None if before is None or "tokens" not in summary else summary["tokens"] + before
 
 

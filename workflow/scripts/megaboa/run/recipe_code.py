@@ -11,6 +11,7 @@ from pathlib import Path
 from megaboa import files, recipe_files
 from megaboa.paths import RunFolder
 from megaboa.run.inputs import UnusableInputError
+from megaboa.run.patience import may_pass
 
 
 def digest(recipe: str) -> str:
@@ -31,11 +32,13 @@ def check(folder: RunFolder) -> None:
     try:
         now = digest(recipe)
     except (OSError, SyntaxError) as error:
+        if isinstance(error, OSError) and may_pass(error):
+            raise
         raise UnusableInputError(f"{where} can't be read any more ({error}). Put it back, and call again.") from None
     if now != planned:
         raise UnusableInputError(
-            f"{where} has been changed since the call that planned the run. Call again to train what it is now, or "
-            "undo the change."
+            f"{where} has been changed since the call of Snakemake that planned the run. Call Snakemake again to "
+            "train what it is now, or undo the change."
         )
 
 

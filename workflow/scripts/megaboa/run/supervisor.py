@@ -168,7 +168,7 @@ def _attempt(call: Call) -> None:
     """Start the ranks once and watch them to their end. Returns if the run is finished, or if another attempt may
     follow."""
     folder, payload = call.folder, call.payload
-    recipe_code.check(folder)
+    call.patiently(lambda: recipe_code.check(folder))
     number = ledger.next_attempt(payload)
     target = payload.attempt(number)
     call.patiently(lambda: (target.path / "end").mkdir(parents=True, exist_ok=True))

@@ -28,6 +28,7 @@ from megaboa.formats import counted
 from megaboa.image.runtimes import NO_CONTAINER
 from megaboa.paths import ExperimentFolder, RunFolder
 from megaboa.records import InsideAsked, RankEnd, Setting, Trial, Tried, TuneSpec, Tuning, Worth, plain, write
+from megaboa.run import recipe_code
 from megaboa.run import site as sites
 from megaboa.run.command import RANK_SCRIPT, environment_digest, rank_environment
 from megaboa.run.failures import classify, tails_of
@@ -174,6 +175,7 @@ class Trials:
 
     def measure(self, run: RunFolder, identity: str, number: int) -> Trial:
         """Start the ranks of a setting, wait for them, and return the trial."""
+        recipe_code.check(run)
         target = AttemptFolder((self.place / "trials" / run.name).absolute())
         shutil.rmtree(target.path, ignore_errors=True)
         target.path.mkdir(parents=True)
