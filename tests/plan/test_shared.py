@@ -212,5 +212,12 @@ def test_the_report_knows_what_runs_have_of_the_keys_that_only_others_set(plan_o
     left_out += "report: {figures: [{name: a, kind: bar, x: parallel.tp, y: mfu}]}\n"
     report = specifications.contents(Shared(plan_of(left_out), tmp_path))["report.json"]
     assert report["unset"] == {"one": {"parallel.tp": 1, "resources.gpus_per_node": 1}}
+    recipe = "models: {m: {recipe: gpt_recipe_of_bridge, tokenizer: bpe}}\noptimizer: {lr: 0.1}\n"
+    recipe += (
+        "model: m\nsweep: {runs: {one: {}, other: {optimizer.lr: 0.2, parallel.tp: 2, resources.gpus_per_node: 2}}}\n"
+    )
+    report = specifications.contents(Shared(plan_of(recipe), tmp_path))["report.json"]
+    known = {"optimizer.lr": 0.1, "parallel.tp": None, "resources.gpus_per_node": 1}
+    assert report["unset"] == {"one": known}, "what a recipe decides isn't known"
     grid = "sweep: {grid: {optimizer.lr: [0.1, 0.2]}}\n"
     assert "unset" not in specifications.contents(Shared(plan_of(grid), tmp_path))["report.json"]

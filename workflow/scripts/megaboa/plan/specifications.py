@@ -18,6 +18,7 @@ from megaboa.plan.given_files import expanded, expanded_source, pairs_of
 from megaboa.plan.plan import Plan, Run
 from megaboa.plan.shared import Shared
 from megaboa.records import (
+    SECTIONS,
     AlongSpec,
     BaselineSpec,
     Budget,
@@ -270,8 +271,9 @@ def values_of_others(plan: Plan) -> dict[str, Tree]:
 
 
 def _value(run: Run, key: str) -> Any:
-    """The value that a run was planned with; None if the plan doesn't know it."""
-    found: Any = run.config
+    """The value that a run was planned with; None if the plan doesn't know it, as of what its recipe decides."""
+    decided = run.run.is_recipe and key.partition(".")[0] in SECTIONS  # unless the experiment sets it
+    found: Any = run.run if decided else run.config
     for part in key.split("."):
         found = found.get(part) if isinstance(found, Mapping) else getattr(found, part, None)
     return found.model_dump(mode="json") if isinstance(found, BaseModel) else found
