@@ -1,17 +1,19 @@
 """megaboa.run.identity and unfinished: which store a run has, and what would be left lying if it began again."""
 
+import shutil
 from dataclasses import replace
 
 import made
 import pytest
 
-from megaboa.files import write_json
+from megaboa.files import link, write_json
 from megaboa.paths import RunFolder
 from megaboa.records import AttemptEnd, AttemptStart, write
 from megaboa.run import ledger, supervisor, unfinished
 from megaboa.run.call import TrainingFailed
 from megaboa.run.checkpoints import MARKER
 from megaboa.run.identity import identity_of, is_outdated, is_trained, store_of
+from megaboa.run.outlook import outlook
 
 TIMEOUT = "dist.distributed_timeout_minutes"
 
@@ -152,3 +154,20 @@ def test_digests_are_shown_by_their_beginning(run):
     before = identity_of(run(note="a" * 64))
     now = run(note="not a digest")
     assert unfinished.differences(before, now.documents["run"], None) == [f"note: {'a' * 12} → not a digest"]
+
+
+def test_a_run_whose_store_is_gone_is_trained_again_only_if_asked_to(run, monkeypatch):
+    folder = run()
+    store = trained_to(folder, 60, completed=True)
+    link(store.ledger, folder.attempts_link)
+    assert unfinished.lost(folder) is None
+    shutil.rmtree(store.path)
+    assert unfinished.lost(folder).resolve() == store.path.resolve()
+    assert unfinished.lost(run(lr=2e-3)) is None, "as it is now it has never been trained"
+    folder = run()
+    with pytest.raises(
+        TrainingFailed, match=r"is gone: put it back, or call with --config restart=a to train it again"
+    ):
+        supervisor.train(folder)
+    assert "is gone: put it back, or train it again (--config restart=a)" in outlook(folder)
+    assert outlook(folder, restarts=True) is None

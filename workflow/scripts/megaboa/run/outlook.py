@@ -9,7 +9,7 @@ from megaboa.paths import RunFolder
 from megaboa.records import Identity, read
 from megaboa.run import checkpoints, claims, completion, progress
 from megaboa.run.identity import stored
-from megaboa.run.unfinished import differences, present
+from megaboa.run.unfinished import differences, lost, present
 from megaboa.store_paths import RunStore
 
 SHOWN = 2  # differences that are named
@@ -25,6 +25,8 @@ def outlook(folder: RunFolder, restarts: bool = False, obstacles: Obstacles = la
     `restarts`: the call asks to restart it. `obstacles`: the keys for which the plan would refuse to continue from this
     step of an earlier state of the run. Reads files only, and waits for nobody.
     """
+    if not restarts and (gone := lost(folder)):
+        return f"has been trained, and {gone} is gone: put it back, or train it again (--config restart={folder.name})"
     if not folder.attempts_link.exists():
         return None
     now = present(folder)

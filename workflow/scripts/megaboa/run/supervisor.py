@@ -86,6 +86,11 @@ def train(folder: RunFolder, life: int = 1) -> TrainRecord:
     if not folder.may_restart and (work := unfinished.other_work(folder)):
         ways = unfinished.ways(f"--config restart={folder.name}, or megaboa pretrain --restart")
         raise TrainingFailed(f"{unfinished.explain(folder.name, work)}\n{ways}")
+    if not folder.may_restart and (gone := unfinished.lost(folder)):
+        raise TrainingFailed(
+            f"run {folder.name} has been trained, and {gone} is gone: put it back, or call with "
+            f"--config restart={folder.name} to train it again from {folder.start}"
+        )
     say = announcer(folder)
     patiently(lambda: payload.path.mkdir(parents=True, exist_ok=True), say)
     site = sites.here(folder.launch, folder.run.device, container=sites.container_of(folder.launch, folder.image))
@@ -117,7 +122,8 @@ def train(folder: RunFolder, life: int = 1) -> TrainRecord:
                 verification.record_checksums(call, payload.attempt(payload.newest_attempt))
             say(
                 f"has all its {progress.last_step(payload)} steps, so nothing is trained; a changed configuration "
-                f"trains it again, or the same one if you remove {payload.path}"
+                f"trains it again, or the same one if you remove {payload.path} and call with "
+                f"--config restart={folder.name}"
             )
         if identity_of(RunFolder(folder.path)) != identity:  # a later call has changed the run's files
             raise TrainingFailed(

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from megaboa.errors import InputError
 from megaboa.harmless import without_harmless
 from megaboa.paths import RunFolder
 from megaboa.records import Identity, Tree, read_ledger
 from megaboa.run import checkpoints, completion, ledger, progress
-from megaboa.run.identity import identity_of, stored
+from megaboa.run.identity import identity_of, store_of, stored
 from megaboa.store_paths import RunStore
 
 SHOWN = 12
@@ -66,6 +69,18 @@ def other_work(folder: RunFolder) -> list[Unfinished]:
         for store, identity, step in work
         if step
     ]
+
+
+def lost(folder: RunFolder) -> Path | None:
+    """The store in which the run has been trained as it is configured now, if it is gone; None otherwise."""
+    link = folder.attempts_link
+    if not link.is_symlink() or link.exists():
+        return None
+    was = (link.parent / link.readlink()).parent
+    with contextlib.suppress(OSError, InputError):  # what it reads isn't made yet
+        if store_of(folder, identity_of(folder)).path.resolve() == was.resolve():
+            return was
+    return None
 
 
 def _unfinished_step(store: RunStore) -> int:
