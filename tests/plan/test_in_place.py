@@ -251,10 +251,19 @@ def test_a_run_that_saves_nothing_stays_as_it_is(trainer: Trainer) -> None:
         trainer.plan()
 
 
+def test_a_longer_run_that_saved_nothing_does_not_begin_again(trainer: Trainer) -> None:
+    trainer.train(trainer.call())
+    write(trainer.folder.train_manifest, made.trained(checkpoints=()))
+    with pytest.raises(ConfigError, match="has been trained without saving a checkpoint: set continue_from: null"):
+        trainer.plan(**{"training.train_iters": 40})
+    assert trainer.plan()["base"].run.parent is None
+
+
 def test_lost_results_do_not_make_a_run_new(trainer: Trainer) -> None:
     trainer.train(trainer.call(), 20)
     shutil.rmtree(trainer.folder.path)
-    with pytest.raises(ConfigError, match="has been trained, and store/runs/small/base has no checkpoint of"):
+    said = "has been trained, and its results are gone .*: call once without this key and with the settings that it had"
+    with pytest.raises(ConfigError, match=said):
         trainer.plan()
 
 

@@ -7,12 +7,13 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import made
 import pytest
 from ordinary_user import as_ordinary_user
 
 from megaboa.config import ConfigError, LoadedExperiment, load
 from megaboa.plan import Plan, make_plan
-from megaboa.records import AgreementSpec, LossSpike, plain
+from megaboa.records import AgreementSpec, LossSpike, plain, write
 
 ROOT = Path(__file__).resolve().parents[2]
 PlanOf = Callable[..., Plan]
@@ -388,6 +389,18 @@ def test_a_step_to_export_must_be_one_that_is_kept(
     said = f"export.checkpoint: no checkpoint of step {wanted} is kept, the nearest is of {nearest}: name a step"
     with pytest.raises(ConfigError, match=said):
         plan_of(text, **given)
+
+
+def test_a_step_that_was_exported_needs_its_checkpoint_no_more(
+    plan_of: PlanOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    export = Path("results/small/runs/run/export.json")
+    write(export, made.export(iteration=20))
+    given = {"training.train_iters": 45, "checkpoint.save_interval": 10, "checkpoint.keep_last": 2}
+    assert plan_of("export: {runs: all, checkpoint: 20}", **given).exports == ["run"]
+    with pytest.raises(ConfigError, match="no checkpoint of step 10 is kept"):
+        plan_of("export: {runs: all, checkpoint: 10}", **given)
 
 
 def test_a_child_keeps_no_checkpoint_of_its_parents_steps(plan_of: PlanOf) -> None:

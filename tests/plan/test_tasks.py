@@ -82,7 +82,7 @@ def test_a_sweep_over_tasks_shares_one_index_of_the_examples(plan_of):
         ),
         (
             TUNED % "sft" + "sweep: {runs: {base: {continue_from: itself}}}\n",
-            "task: sft begins with weights alone, at its own step 0, so it can't go on in place",
+            "task: sft begins with weights alone, at its own step 0, so it can't continue in place",
         ),
         (
             (TUNED % "lora").replace("init:", "conversion: {tp: 2}, init:") + "export: {runs: all}\n",

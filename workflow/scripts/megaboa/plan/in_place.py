@@ -89,6 +89,14 @@ def is_as_planned(folder: RunFolder, run: Run, before: Before) -> bool:
     return unfinished.present(folder).is_of(before.identity)
 
 
+def is_trained_and_unsaved(folder: RunFolder, run: Run) -> bool:
+    """Whether the run has been trained to its end with other settings, and has no checkpoint to continue from."""
+    trained = read_if_there(TrainRecord, folder.train_manifest)
+    if trained is None or trained.checkpoints or not folder.file("run").exists():
+        return False
+    return not _same(folder.document("run"), plain(run.run))
+
+
 def has_saved(folder: RunFolder, run: Run) -> bool:
     """Whether the run has ever saved a checkpoint, also one that has been lost since, with the results or the store."""
     link = folder.attempts_link

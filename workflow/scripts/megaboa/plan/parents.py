@@ -110,8 +110,8 @@ class Parents:
         name = f"{self.experiment}/{run.name}"
         if run.run.is_tuned:
             message = (
-                f"task: {run.run.task} begins with weights alone, at its own step 0, so it can't go on in place: give "
-                f"the run another name, and {name} as its parent"
+                f"task: {run.run.task} begins with weights alone, at its own step 0, so it can't continue in place: "
+                f"give the run another name, and {name} as its parent"
             )
             self.complain(run, ("continue_from",), message)
             return run
@@ -139,6 +139,16 @@ class Parents:
 
     def _refuse_lost(self, run: Run, folder: RunFolder, wanted: str) -> None:
         name, store = f"{self.experiment}/{run.name}", Path(run.launch.store, "runs", self.experiment, run.name)
+        if in_place.is_trained_and_unsaved(folder, run):
+            raise NoParentError(
+                f"{name} has been trained without saving a checkpoint: set continue_from: null for this run to train "
+                "it again from step 0, with checkpoint.save_interval above 0"
+            )
+        if in_place.has_saved(folder, run) and not folder.file("run").exists():
+            raise NoParentError(
+                f"{name} has been trained, and its results are gone ({folder.file('run')} is missing): call once "
+                f"without this key and with the settings that it had, so that its checkpoints in {store} are found"
+            )
         if in_place.has_saved(folder, run):
             raise NoParentError(
                 f"{name} has been trained, and {store} has no checkpoint of the settings in {folder.file('run')}: put "

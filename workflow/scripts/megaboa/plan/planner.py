@@ -26,7 +26,7 @@ from megaboa.plan.one_run import RunPlanner
 from megaboa.plan.parents import Parents, kept_by, listed, planned_steps, saved_for_other_layouts, split
 from megaboa.plan.plan import Plan, Run
 from megaboa.plan.run_facts import known_check
-from megaboa.records import AgreementSpec, Preflight, Tree, read_if_there
+from megaboa.records import AgreementSpec, ExportRecord, Preflight, Tree, read_if_there
 from megaboa.store import closed, obstacle
 
 MAX_RUNS = 100_000
@@ -300,15 +300,15 @@ def unkept_step(run: Run, wanted: int | str, folder: RunFolder) -> str | None:
     A trained run is asked for what it has: the keys that decide what is kept may have changed since.
     """
     kept = None if isinstance(wanted, str) else kept_by(run, folder)
-    if not kept or wanted in kept:
+    made = read_if_there(ExportRecord, folder.export)  # it needs its checkpoint no more
+    if not kept or wanted in kept or (made and made.iteration == wanted):
         return None
     below = [step for step in kept if step < wanted][-1:]
     above = [step for step in kept if step > wanted][:1]
     nearest = " and ".join(map(str, [*below, *above]))
-    return (
-        f"no checkpoint of step {wanted} is kept, the nearest is of {nearest}: name a step that is kept, or `final`, "
-        "or change checkpoint.save_interval, keep_last or keep_every before training"
-    )
+    later = "" if folder.train_manifest.exists() else ", or change checkpoint.save_interval, keep_last or keep_every"
+    text = f"no checkpoint of step {wanted} is kept, the nearest is of {nearest}: name a step that is kept, or `final`"
+    return f"{text}{later}"
 
 
 class Asked:
