@@ -171,3 +171,19 @@ def test_a_run_whose_store_is_gone_is_trained_again_only_if_asked_to(run, monkey
         supervisor.train(folder)
     assert "is gone: put it back, or train it again (--config restart=a)" in outlook(folder)
     assert outlook(folder, restarts=True) is None
+
+
+def test_a_run_that_continues_itself_does_not_begin_again_with_other_data(run):
+    begun = run()
+    store = trained_to(begun, 20, completed=True)
+    other = run(note="its data is another")
+    assert unfinished.left_by_other_content(other) is None, "without the key it is another run"
+    write_json(other.path / "launch.json", {**other.document("launch"), "continues": True})
+    other = RunFolder(other.path)
+    assert unfinished.left_by_other_content(other).path == store.path
+    with pytest.raises(
+        TrainingFailed, match=r"would start at step 0, as its data .*: call again, and"
+    ):
+        supervisor.train(other)
+    trained_to(other, 10)
+    assert unfinished.left_by_other_content(other) is None, "it has begun"

@@ -35,6 +35,11 @@ _SAMPLE_FIELDS = ("dataset.", "train.", "validation.", "tokenizer.", "rng.")
 WHILE_TRAINING = ("profiling.use_viztracer", "profiling.record_memory_history")
 GATHERED_PARAMETERS = 150e6  # for this many, each rank gathers 1.8 GB of optimizer state at a save
 RECIPE = "recipe"  # value in the plan for what the recipe decides
+ITSELF = "itself"  # as a parent: the run under its own name
+
+
+def is_in_place(text: str | None) -> bool:
+    return text is not None and text.partition("@")[0] == ITSELF
 
 
 def run_spec(config: Experiment, model: str, world_size: int) -> RunSpec:
@@ -106,6 +111,7 @@ def launch(config: Experiment, model: str, quantities: Quantities) -> LaunchSpec
         "trackers": config.trackers.model_dump(mode="json"),
         "checkpoint": _checkpoint(config, is_recipe, quantities),
         "store": config.store,
+        "continues": is_in_place(config.continue_from),
         **config.data.model_dump(mode="json", exclude_unset=is_recipe, include={"num_workers"}),
         "overrides": _launch_overrides(config),
     }

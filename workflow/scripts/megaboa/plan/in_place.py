@@ -33,8 +33,6 @@ from megaboa.run import checkpoints, ledger, progress, unfinished
 from megaboa.run.identity import stored
 from megaboa.store_paths import RunStore
 
-ITSELF = "itself"
-
 
 @dataclass(frozen=True)
 class Before:
@@ -43,10 +41,6 @@ class Before:
     store: RunStore
     identity: Identity
     step: int | None
-
-
-def is_in_place(text: str | None) -> bool:
-    return text is not None and text.partition("@")[0] == ITSELF
 
 
 def before(folder: RunFolder, run: Run) -> Before | None:

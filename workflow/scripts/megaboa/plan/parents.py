@@ -83,7 +83,7 @@ class Parents:
         run = self.runs[own_name]
         if run.config.continue_from is None:
             return run
-        if in_place.is_in_place(run.config.continue_from):
+        if documents.is_in_place(run.config.continue_from):
             return self._going_on(run)
         experiment, name, step = split(run.config.continue_from)
         own = experiment == self.experiment

@@ -123,6 +123,7 @@ class LaunchSpec(Record):
     index: str | None = None  # name of the index of the run's data
     routing: bool = field(default=False, metadata=IF_SET)  # whether ranks record which experts their tokens go to
     samples: bool = field(default=False, metadata=IF_SET)  # whether ranks record which samples each step reads
+    continues: bool = field(default=False, metadata=IF_SET)  # whether continue_from is `itself`
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -91,6 +91,11 @@ def train(folder: RunFolder, life: int = 1) -> TrainRecord:
             f"run {folder.name} has been trained, and {gone} is gone: put it back, or call with "
             f"--config restart={folder.name} to train it again from {folder.start}"
         )
+    if not folder.may_restart and (before := unfinished.left_by_other_content(folder)):
+        raise TrainingFailed(
+            f"run {folder.name} would start at step 0, as its data or model has other content than when this call was "
+            f"planned: call again, and it continues from step {checkpoints.latest(before.checkpoints)}"
+        )
     say = announcer(folder)
     patiently(lambda: payload.path.mkdir(parents=True, exist_ok=True), say)
     site = sites.here(folder.launch, folder.run.device, container=sites.container_of(folder.launch, folder.image))

@@ -71,6 +71,18 @@ def other_work(folder: RunFolder) -> list[Unfinished]:
     ]
 
 
+def left_by_other_content(folder: RunFolder) -> RunStore | None:
+    """The store of the checkpoint that a run with `continue_from: itself` was to stay with, but whose data or model the
+    call has made again with other content; None otherwise."""
+    if not folder.launch.continues or folder.run.parent:
+        return None
+    found, now = list(stored(folder)), present(folder)
+    if any(now.is_of(identity) for _, identity in found):
+        return None
+    saved = [store for store, _ in found if checkpoints.latest(store.checkpoints)]
+    return max(saved, key=lambda store: checkpoints.latest(store.checkpoints), default=None)
+
+
 def lost(folder: RunFolder) -> Path | None:
     """The store in which the run has been trained as it is configured now, if it is gone; None otherwise."""
     link = folder.attempts_link
