@@ -73,7 +73,8 @@ def test_as_snakedeploy_leaves_it(clone, tmp_path, monkeypatch):
     here.snakemake("metrics")
     assert here.json("tiny", "runs", "one", "metrics", "summary.json")["steps"] == 3
     commit = subprocess.check_output(["git", "-C", str(clone), "rev-parse", "v9"], text=True).strip()
-    assert [path.name for path in (tmp_path / ".snakemake" / "megaboa").iterdir()] == [commit]
+    kept = {path.name for path in (tmp_path / ".snakemake" / "megaboa").iterdir()}
+    assert kept == {commit, "calls"}, "the clone, and marks of calls"
 
 
 def test_as_a_part_of_another_workflow(clone, tmp_path):
