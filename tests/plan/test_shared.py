@@ -46,6 +46,10 @@ def test_every_stage_before_the_report_is_asked_for_its_manifests(tmp_path):
     assert {"models/dense/source.json", "models/dense/import.json", "models/dense/proof.json"} <= found
     assert {"runs/a/train.json", "runs/b/train.json", "runs/b/export.json"} <= found
     assert "runs/a/export.json" not in found and "models/fresh/import.json" not in found
+    link = tmp_path / "results" / "e" / "runs" / "a" / "attempts.jsonl"
+    link.parent.mkdir(parents=True)
+    link.symlink_to("gone")
+    assert shared(tmp_path).manifests == [], "what is made again would train it again"
 
 
 def test_a_run_waits_for_what_it_reads(tmp_path):

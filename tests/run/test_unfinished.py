@@ -162,7 +162,7 @@ def test_a_run_whose_store_is_gone_is_trained_again_only_if_asked_to(run, monkey
     link(store.ledger, folder.attempts_link)
     assert unfinished.lost(folder) is None
     shutil.rmtree(store.path)
-    assert unfinished.lost(folder).resolve() == store.path.resolve()
+    assert unfinished.lost(folder) == store.path
     assert unfinished.lost(run(lr=2e-3)) is None, "as it is now it has never been trained"
     folder = run()
     with pytest.raises(

@@ -92,8 +92,15 @@ class Shared:
 
     @functools.cached_property
     def manifests(self) -> list[str]:
-        """What stages leave for later ones, whose outputs may be there without it."""
+        """What stages leave for later ones, whose outputs may be there without it.
+
+        Nothing once the store of a trained run has been cleared: what is made again is newer than its train.json, and
+        would train it again.
+        """
         runs, paths = self.plan.runs, self.paths
+        links = [paths.run(run.name).attempts_link for run in runs]
+        if any(link.is_symlink() and not link.exists() for link in links):
+            return []
         used = [*self.corpus_manifests, *self.preflights, *(path for run in runs for path in self.run_inputs(run))]
         trained = [str(paths.run(run.name).train_manifest) for run in runs]
         exported = [str(paths.run(name).export) for name in self.plan.exports]

@@ -90,8 +90,9 @@ def lost(folder: RunFolder) -> Path | None:
         return None
     was = (link.parent / link.readlink()).parent
     with contextlib.suppress(OSError, InputError):  # what it reads isn't made yet
-        if store_of(folder, identity_of(folder)).path.resolve() == was.resolve():
-            return was
+        now = store_of(folder, identity_of(folder)).path
+        if now.resolve() == was.resolve():
+            return now
     return None
 
 
