@@ -181,9 +181,7 @@ def test_a_run_that_continues_itself_does_not_begin_again_with_other_data(run):
     write_json(other.path / "launch.json", {**other.document("launch"), "continues": True})
     other = RunFolder(other.path)
     assert unfinished.left_by_other_content(other).path == store.path
-    with pytest.raises(
-        TrainingFailed, match=r"would start at step 0, as its data .*: call again, and"
-    ):
+    with pytest.raises(TrainingFailed, match=r"would start at step 0, as its data .*: call again, and"):
         supervisor.train(other)
     trained_to(other, 10)
     assert unfinished.left_by_other_content(other) is None, "it has begun"
