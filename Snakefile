@@ -29,7 +29,7 @@ rule all:
         "<experiment>/plan.tsv",
         "<experiment>/report/index.html",
         # Named here too, because Snakemake doesn't make a missing input for a newer output.
-        SHARED.manifests,
+        lambda wildcards: SHARED.manifests,
         SHARED.metrics,
         SHARED.analyses,
         SHARED.export_proofs,

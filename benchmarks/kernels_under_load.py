@@ -14,7 +14,6 @@ import functools
 import math
 import statistics
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,10 +49,7 @@ class Loaded(Bench):
 
     def kernels(self, work: Work) -> float:
         each = self.host(work, times=3)
-        begin = time.perf_counter()
-        for _ in range(3):
-            work()
-        given = (time.perf_counter() - begin) / 3
+        given = self.launching(work)
         count = max(1, round(AT_ONCE / each))
         product, seconds = self.product
         loads = math.ceil(count * max(LOAD * each, 1.5 * given) / seconds)

@@ -7,7 +7,7 @@ from megaboa.bundle.contents import code_state
 rule bundle:
     input:
         f"<experiment>/bundle/{PLAN.name}.crate.zip",
-        SHARED.manifests,  # as for `all`
+        lambda wildcards: SHARED.manifests,  # as for `all`
 
 
 rule pack_bundle:

@@ -435,6 +435,11 @@ class RunFolder:
         return self.path / "attempts.jsonl"
 
     @property
+    def has_lost_its_store(self) -> bool:
+        """Whether the run has begun, and its ledger is gone with its store."""
+        return self.attempts_link.is_symlink() and not self.attempts_link.exists()
+
+    @property
     def progress_log(self) -> Path:
         """The progress log, shared by all runs of the experiment."""
         return self.experiment_folder.logs / "progress.log"

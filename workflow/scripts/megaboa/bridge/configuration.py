@@ -66,7 +66,7 @@ class Inputs:
     def read(cls, folder: RunFolder) -> Inputs:
         pretrained = read(ImportRecord, folder.model_manifest).checkpoint if folder.run.is_pretrained else None
         return cls(
-            *_architecture(folder),
+            *architecture(folder),
             pretrained=pretrained,
             corpora=folder.corpora,
         )
@@ -74,12 +74,12 @@ class Inputs:
     @classmethod
     def for_data(cls, folder: RunFolder) -> Inputs:
         """Inputs for the index job, which needs everything but weights."""
-        return cls(*_architecture(folder), pretrained=None, corpora=folder.corpora)
+        return cls(*architecture(folder), pretrained=None, corpora=folder.corpora)
 
     @classmethod
     def before_payloads(cls, folder: RunFolder) -> Inputs:
         """Inputs for preflight, which needs the architecture, but neither weights nor text."""
-        return cls(*_architecture(folder), pretrained=None, corpora={})
+        return cls(*architecture(folder), pretrained=None, corpora={})
 
 
 def build(run: RunSpec, inputs: Inputs) -> ConfigContainer:
@@ -358,24 +358,21 @@ def _made(kind: type, part: str, values: Tree) -> Any:
     return kind(**{one.name: values[one.name] for one in fields if one.name in values})
 
 
-def require_model(folder: RunFolder) -> None:
-    """Raise InputError if the run's model or tokenizer isn't in the store any more."""
+def architecture(folder: RunFolder) -> tuple[ModelSource | None, str | None]:
+    """The manifest of the run's model (None if a recipe brings its own), and its tokenizer.
+
+    Raises InputError if one of them isn't in the store any more.
+    """
     if folder.run.has_source:
         source = read(ModelSource, folder.source_manifest)
         for payload in filter(None, (source.path, source.tokenizer)):
             store.require(payload, folder.source_manifest)
-    elif manifest := folder.tokenizer_manifest:
-        store.require(read(Tokenizer, manifest).path, manifest)
-
-
-def _architecture(folder: RunFolder) -> tuple[ModelSource | None, str | None]:
-    """The manifest of the run's model (None if a recipe brings its own), and its tokenizer."""
-    require_model(folder)
-    if folder.run.has_source:
-        source = read(ModelSource, folder.source_manifest)
         return source, source.tokenizer
-    trained = folder.tokenizer_manifest
-    return None, read(Tokenizer, trained).path if trained else folder.run.model["tokenizer"]
+    if (manifest := folder.tokenizer_manifest) is None:
+        return None, folder.run.model["tokenizer"]
+    trained = read(Tokenizer, manifest).path
+    store.require(trained, manifest)
+    return None, trained
 
 
 def _from_hugging_face(source: ModelSource) -> ConfigContainer:

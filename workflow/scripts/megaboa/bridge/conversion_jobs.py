@@ -22,7 +22,7 @@ from megaboa.conversion import WHOLE
 from megaboa.errors import InputError, disk_full
 from megaboa.files import digest, folder_digests, link, write_text
 from megaboa.layout import Layout
-from megaboa.paths import ALONG, CARD, RunFolder, run_of
+from megaboa.paths import CARD, AlongFolder, RunFolder, run_of
 from megaboa.records import (
     ExportRecord,
     ExportSpec,
@@ -174,7 +174,7 @@ def prove_export(
     if not checks:
         return
     remedy = f"; to export it again, remove {export.path} and {manifest}"
-    at = f"@{export.iteration}" if out.parents[1].name == ALONG else ""
+    at = f"@{export.iteration}" if isinstance(run_of(out), AlongFolder) else ""
     subject = f"export of run {export.run}{at}"
     conclude(subject, checks, out, remedy, digest=export.digest, left_out=left_out, **facts)
     link(export.path, out.with_name("export"))

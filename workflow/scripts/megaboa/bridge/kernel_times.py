@@ -123,15 +123,19 @@ class Bench:
             found.append((time.perf_counter() - start) / times)
         return statistics.median(found)
 
+    def launching(self, work: Work) -> float:
+        """The host's time to launch `work`, whatever the GPU does."""
+        start = time.perf_counter()
+        for _ in range(3):
+            work()
+        return (time.perf_counter() - start) / 3
+
     def kernels(self, work: Work) -> float:
         """The GPU's time for `work`. The host first lets the GPU sleep, and so stays ahead of it."""
         if not self.is_gpu:
             return self.host(work, times=5)
         each = self.host(work, times=3)  # the longer of the GPU's and the host's time
-        start = time.perf_counter()
-        for _ in range(3):
-            work()
-        given = (time.perf_counter() - start) / 3
+        given = self.launching(work)
         times = max(3, min(40, round(self.seconds / each)))
         cycles = int(min(0.5, times * given) * FASTEST_CLOCK) if given > 0.3 * each else 0
         found = []

@@ -24,15 +24,16 @@ def keep(results: Path) -> None:
     """Update the copies for an experiment's report, from those sources that still exist."""
     folder = ExperimentFolder(results)
     asked = read(ReportSpec, folder.specs.report).baseline
-    copies = {folder.baseline(number): path for number, path in enumerate(asked.paths if asked else (), start=1)}
-    for copy, path in copies.items():
+    paths = dict(enumerate(asked.paths if asked else (), start=1))
+    for number, path in paths.items():
+        copy = folder.baseline(number)
         if Path(path).exists():
             take(Path(path), copy)
             write_json(copy / BASELINE_SOURCE, {"path": str(path)})
-        elif folder.copied_baseline(int(copy.name), Path(path)) is None:
+        elif folder.copied_baseline(number, Path(path)) is None:
             raise InputError(f"report.baseline.path: {path}: there is neither a results folder nor a bundle")
     for old in folder.baselines:
-        if old not in copies:
+        if old not in map(folder.baseline, paths):
             shutil.rmtree(old)
 
 

@@ -31,9 +31,8 @@ from megaboa.records import Column as ColumnFacts
 BATCH_DOCUMENTS = 10_000
 BATCH_CHARACTERS = 4_000_000
 BAD_SAMPLES = 5
-COUNTED_LINES = (
-    1 << 30
-)  # bytes at the beginning of a file in which lines are counted, to name records that are left out
+# Bytes at the beginning of a file in which lines are counted, to name records that are left out.
+COUNTED_LINES = 1 << 30
 LENGTH, ORIGIN = np.dtype("<i4"), np.dtype("<i8")
 HASH_BYTES = 16
 LENGTH_BINS = 32  # powers of two

@@ -25,7 +25,6 @@ from megaboa.records import (
     Validation,
     parse,
     read,
-    read_if_there,
     read_ledger,
 )
 from megaboa.run.progress import last_step
@@ -62,48 +61,41 @@ def trained(folder: RunFolder, peak_tflops: float | None = None) -> Measured:
         energy=energy,
         stragglers=stragglers,
     )
-    evaluated = (*_evaluated_before(folder), *summary.validation)
-    summary = replace(summary, tokens_before=_tokens_before(folder), validation=evaluated)
-    return Measured([*_before(folder), *rows], summary, _time(store, events, rows))
+    earlier = _earlier(folder)
+    summary = replace(summary, tokens_before=earlier.tokens, validation=(*earlier.evaluated, *summary.validation))
+    return Measured([*earlier.rows, *rows], summary, _time(store, events, rows))
 
 
-def _tokens_before(folder: RunFolder) -> int | None:
-    """Tokens of the steps of its parents, up to the checkpoints that were continued from; None if one is gone."""
-    parent, earlier = folder.run.parent, folder.parent_folder
-    if parent is None or earlier is None:
-        return 0
-    train, further = read_if_there(TrainRecord, earlier.train_manifest), _tokens_before(earlier)
-    if train is None or further is None or not Path(train.store).exists():
-        return None
-    rows = step_rows(read_events(RunStore(Path(train.store))), steps_in(train.skipped))
-    own = [row["tokens"] or 0 for row in rows if not row["replayed"] and row["step"] <= parent.iteration]
-    return sum(own) + further
+@dataclass(frozen=True)
+class _Earlier:
+    """What was before a run's own steps, up to the checkpoints that were continued from."""
+
+    tokens: int | None = 0  # of all its parents; None if one of them is gone
+    rows: tuple[Row, ...] = ()  # and evaluations: only of the parents that it continues in place
+    evaluated: tuple[Validation, ...] = ()
 
 
-def _evaluated_before(folder: RunFolder) -> list[Validation]:
-    """Evaluations of the parent that the run continues in place."""
-    parent = folder.run.parent
-    if parent is None or not folder.is_in_place:
-        return []
-    earlier = folder.parent_folder
-    train = read(TrainRecord, earlier.train_manifest)
-    found = [parse(Validation, one, train.store) for one in validation(read_events(RunStore(Path(train.store))))]
-    return [*_evaluated_before(earlier), *(one for one in found if one.step <= parent.iteration)]
-
-
-def _before(folder: RunFolder) -> list[Row]:
-    """The steps of the parent that the run continues in place. The run's own attempts begin with number 1."""
-    if not folder.is_in_place:
-        return []
-    earlier = folder.parent_folder
-    train = read(TrainRecord, earlier.train_manifest)
-    store = RunStore(Path(train.store))
-    done = step_rows(read_events(store), steps_in(train.skipped))
+def _earlier(folder: RunFolder) -> _Earlier:
+    parent, before = folder.run.parent, folder.parent_folder
+    if parent is None or before is None:
+        return _Earlier()
+    if not folder.is_in_place and not before.train_manifest.exists():
+        return _Earlier(tokens=None)
+    train = read(TrainRecord, before.train_manifest)
+    store, further = RunStore(Path(train.store)), _earlier(before)
+    events = read_events(store)
+    done = step_rows(events, steps_in(train.skipped))
     last = max((row["attempt"] for row in done), default=0)
-    begun = folder.run.parent.iteration if folder.run.parent else 0  # train.json may be of a later one
-    own = [{**row, "attempt": row["attempt"] - last} for row in done if row["step"] <= begun]
-    further = _before(earlier)
-    return [*({**row, "attempt": row["attempt"] - last} for row in further), *own]
+    own = [row for row in done if row["step"] <= parent.iteration]  # train.json may be of a later one
+    tokens = None
+    if further.tokens is not None and store.path.exists():
+        tokens = further.tokens + sum(row["tokens"] or 0 for row in own if not row["replayed"])
+    if not folder.is_in_place:
+        return _Earlier(tokens)
+    # The run's own attempts begin with number 1.
+    rows = tuple({**row, "attempt": row["attempt"] - last} for row in (*further.rows, *own))
+    found = [parse(Validation, one, store.path) for one in validation(events)]
+    return _Earlier(tokens, rows, (*further.evaluated, *(one for one in found if one.step <= parent.iteration)))
 
 
 def so_far(folder: RunFolder, store: RunStore) -> Measured | None:

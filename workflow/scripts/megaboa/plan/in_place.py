@@ -7,7 +7,6 @@ in `runs/<run>/earlier/<id>/`, because those in the run's folder will be replace
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -94,9 +93,12 @@ def is_trained_and_unsaved(folder: RunFolder, run: Run) -> bool:
 def has_saved(folder: RunFolder, run: Run) -> bool:
     """Whether the run has ever saved a checkpoint, also one that has been lost since, with the results or the store."""
     link = folder.attempts_link
-    lost = os.path.lexists(link) and not link.exists()
     trained = read_if_there(TrainRecord, folder.train_manifest)
-    if lost or (trained and trained.checkpoints) or (folder.file("run").exists() and folder.is_in_place):
+    if (
+        folder.has_lost_its_store
+        or (trained and trained.checkpoints)
+        or (folder.file("run").exists() and folder.is_in_place)
+    ):
         return True
     roots = {str(run.launch.store), *([str(folder.launch.store)] if folder.file("launch").exists() else [])}
     places = [Path(root, "runs", folder.experiment, folder.name) for root in roots]

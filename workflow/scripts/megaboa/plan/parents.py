@@ -144,12 +144,13 @@ class Parents:
                 f"{name} has been trained without saving a checkpoint: set continue_from: null for this run to train "
                 "it again from step 0, with checkpoint.save_interval above 0"
             )
-        if in_place.has_saved(folder, run) and not folder.file("run").exists():
+        has_saved = in_place.has_saved(folder, run)
+        if has_saved and not folder.file("run").exists():
             raise NoParentError(
                 f"{name} has been trained, and its results are gone ({folder.file('run')} is missing): call once "
                 f"without this key and with the settings that it had, so that its checkpoints in {store} are found"
             )
-        if in_place.has_saved(folder, run):
+        if has_saved:
             raise NoParentError(
                 f"{name} has been trained, and {store} has no checkpoint of the settings in {folder.file('run')}: put "
                 "the checkpoint back, or set continue_from: null for this run (under sweep.runs, or in a value of "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -62,7 +61,7 @@ def outlooks(
     that are shown are read.
     """
     runs = [(run, run.folder(results, plan.name)) for run in plan.runs if run.name in starting]
-    begun = [(run, folder) for run, folder in runs if os.path.lexists(folder.attempts_link)]
+    begun = [(run, folder) for run, folder in runs if folder.attempts_link.exists() or folder.has_lost_its_store]
     told = (
         (
             run.name,

@@ -98,8 +98,7 @@ class Shared:
         would train it again.
         """
         runs, paths = self.plan.runs, self.paths
-        links = [paths.run(run.name).attempts_link for run in runs]
-        if any(link.is_symlink() and not link.exists() for link in links):
+        if any(paths.run(run.name).has_lost_its_store for run in runs):
             return []
         used = [*self.corpus_manifests, *self.preflights, *(path for run in runs for path in self.run_inputs(run))]
         trained = [str(paths.run(run.name).train_manifest) for run in runs]

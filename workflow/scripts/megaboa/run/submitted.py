@@ -63,8 +63,14 @@ def last(results: Path) -> Submitted:
 
 def copies_here(results: Path) -> list[Path]:
     """The configuration of the call that submitted this job, as it was then; empty outside of such a job."""
+    call = _call_here(results)
+    return _copies(call) if call else []
+
+
+def _call_here(results: Path) -> Path | None:
+    """The folder of the call that submitted this job; None outside of a job of this experiment."""
     call = Path(os.environ.get(VARIABLE, ""))
-    return _copies(call) if call.parent.resolve() == ExperimentFolder(results.resolve()).calls else []
+    return call if call.parent.resolve() == ExperimentFolder(results.resolve()).calls else None
 
 
 def _copies(call: Path) -> list[Path]:
@@ -99,8 +105,8 @@ def folder_of(run: Path, restart: bool = False) -> RunFolder:
 
     `restart`: the run may start again from step 0, despite other work in the store.
     """
-    call = Path(os.environ.get(VARIABLE, ""))
-    if call.parent.resolve() != ExperimentFolder(run.parent.parent.resolve()).calls:
+    call = _call_here(run.parent.parent)
+    if call is None:
         here = RunFolder(run)  # the variable may be another experiment's, for example in a shell within a job
         return RunFolder(run, {**here.documents, "restart": True}) if restart else here
     with (call / RUNS).open(encoding="utf-8") as lines:

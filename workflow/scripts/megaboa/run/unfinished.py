@@ -85,9 +85,9 @@ def left_by_other_content(folder: RunFolder) -> RunStore | None:
 
 def lost(folder: RunFolder) -> Path | None:
     """The store in which the run has been trained as it is configured now, if it is gone; None otherwise."""
-    link = folder.attempts_link
-    if not link.is_symlink() or link.exists():
+    if not folder.has_lost_its_store:
         return None
+    link = folder.attempts_link
     was = (link.parent / link.readlink()).parent
     with contextlib.suppress(OSError, InputError):  # what it reads isn't made yet
         now = store_of(folder, identity_of(folder)).path
