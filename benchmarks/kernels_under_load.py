@@ -2,20 +2,17 @@
 
     python benchmarks/kernels_under_load.py [--seconds 0.08] [--kinds bf16 fp8_current]
 
-Kernels and sizes are those of `megaboa calibrate`, measured in two ways: as it does, some hundredths of a second each,
-and between large matrix products that take twice as long as they do. Printed are a line for each kernel, and what that
-does to the laws that a calibration is made of. On the CPU the two ways should agree.
+Kernels and sizes are those of `megaboa calibrate`, measured in three ways: alone, some hundredths of a second each;
+between layers of a model, which take at least twice as long as they do, as `megaboa calibrate` does; and between large
+matrix products. Printed are a line for each kernel, and the laws. On the CPU the three should agree.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
-import math
-import statistics
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -27,17 +24,39 @@ from megaboa.bridge import kernel_times
 from megaboa.bridge.kernel_times import Bench, Work
 from megaboa.records import Law
 
-LOAD = 2.0  # times as long as the kernels between which it runs
-SETTLED = 0.3  # seconds of load before a measurement
-AT_ONCE = 0.002  # seconds of kernels between two loads
+FASTEST_CLOCK = 2.4e9  # cycles per second that no GPU exceeds: a sleep of so many is long enough
 
 
-@dataclass(frozen=True)
-class Loaded(Bench):
-    """Kernels run between large products, which also keep the GPU busy while the host launches the next ones."""
+class Alone(Bench):
+    """Kernels one after the other. The host first lets the GPU sleep, and so stays ahead of it."""
+
+    def kernels(self, work: Work) -> float:
+        if not self.is_gpu:
+            return self.host(work, times=5)
+        each = self.host(work, times=3)
+        given = self.launching(work)
+        times = max(3, min(40, round(self.seconds / each)))
+        cycles = int(min(0.5, times * given) * FASTEST_CLOCK) if given > 0.3 * each else 0
+        found = []
+        for _ in range(2):
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            self.wait()
+            if cycles:
+                torch.cuda._sleep(cycles)
+            start.record()
+            for _ in range(times):
+                work()
+            end.record()
+            self.wait()
+            found.append(start.elapsed_time(end) / 1000 / times)
+        return min(found)
+
+
+class Products(Bench):
+    """Kernels between large products, which load the GPU more than training does."""
 
     @functools.cached_property
-    def product(self) -> tuple[Work, float]:
+    def layer(self) -> tuple[Work, float]:
         size = 8192 if self.is_gpu else 256
         a, b = self.random(size, size), self.random(size, size)
         out = torch.empty_like(a)
@@ -46,31 +65,6 @@ class Loaded(Bench):
             torch.mm(a, b, out=out)
 
         return once, self.host(once)
-
-    def kernels(self, work: Work) -> float:
-        each = self.host(work, times=3)
-        given = self.launching(work)
-        count = max(1, round(AT_ONCE / each))
-        product, seconds = self.product
-        loads = math.ceil(count * max(LOAD * each, 1.5 * given) / seconds)
-        for _ in range(math.ceil(SETTLED / seconds)):
-            product()
-        return statistics.median(self._rounds(work, count, loads, max(3, round(self.seconds / each / count))))
-
-    def _rounds(self, work: Work, count: int, loads: int, rounds: int) -> list[float]:
-        if not self.is_gpu:
-            return [self.host(work, times=count) for _ in range(rounds)]
-        product, _ = self.product
-        events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(rounds)]
-        for start, end in events:
-            for _ in range(loads):
-                product()
-            start.record()
-            for _ in range(count):
-                work()
-            end.record()
-        self.wait()
-        return [start.elapsed_time(end) / 1000 / count for start, end in events]
 
 
 def laws(bench: Bench, kinds: list[str]) -> Iterator[tuple[str, Law]]:
@@ -83,21 +77,25 @@ def laws(bench: Bench, kinds: list[str]) -> Iterator[tuple[str, Law]]:
         yield f"attention, {direction}", law
 
 
-def table(alone: Mapping[str, Law], loaded: Mapping[str, Law]) -> Iterator[str]:
-    yield "| kernel | alone, µs | under load, µs | ratio |"
-    yield "|---|---:|---:|---:|"
-    for name, law in alone.items():
-        for before, after in zip(law.points, loaded[name].points, strict=True):
-            ratio = after.seconds / before.seconds
-            yield f"| {name}: {before.name} | {before.seconds * 1e6:,.1f} | {after.seconds * 1e6:,.1f} | {ratio:.2f} |"
+def table(found: Mapping[str, Mapping[str, Law]]) -> Iterator[str]:
+    """Kernels, and then laws, in each of the ways, the first of which the others are compared with."""
+    first, *others = found.values()
+    names = [f"{name}, µs" for name in found]
+    yield f"| kernel | {names[0]} | {' | '.join(f'{name} | ratio' for name in names[1:])} |"
+    yield f"|---|---:{'|---:' * 2 * len(others)}|"
+    for law in first:
+        for number, point in enumerate(first[law].points):
+            cells = [f"{point.seconds * 1e6:,.1f}"]
+            for other in others:
+                seconds = other[law].points[number].seconds
+                cells += [f"{seconds * 1e6:,.1f}", f"{seconds / point.seconds:.2f}"]
+            yield f"| {law}: {point.name} | {' | '.join(cells)} |"
     yield ""
-    yield "| law | rate alone | under load | share | median ratio of its kernels |"
-    yield "|---|---:|---:|---:|---:|"
-    for name, law in alone.items():
-        pairs = zip(law.points, loaded[name].points, strict=True)
-        ratio = statistics.median(after.seconds / before.seconds for before, after in pairs)
-        rates = law.rate / 1e12, loaded[name].rate / 1e12
-        yield f"| {name} | {rates[0]:,.1f} T/s | {rates[1]:,.1f} | {rates[1] / rates[0]:.2f} | {ratio:.2f} |"
+    yield f"| law: T/s, median error | {' | '.join(found)} |"
+    yield f"|---|{'---:|' * len(found)}"
+    for law in first:
+        cells = [f"{one[law].rate / 1e12:,.1f}, {one[law].error:.1%}" for one in found.values()]
+        yield f"| {law} | {' | '.join(cells)} |"
 
 
 def main() -> None:
@@ -107,10 +105,14 @@ def main() -> None:
     asked = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(1)
-    alone, loaded = Bench(device, asked.seconds), Loaded(device, asked.seconds)
-    kinds = asked.kinds or alone.kinds
-    print("\n".join(table(dict(laws(alone, kinds)), dict(laws(loaded, kinds)))))
-    stack = kernel_times.stack(alone)
+    ways = {
+        "alone": Alone(device, asked.seconds),
+        "between layers": Bench(device, asked.seconds),
+        "between products": Products(device, asked.seconds),
+    }
+    kinds = asked.kinds or ways["alone"].kinds
+    print("\n".join(table({name: dict(laws(bench, kinds)) for name, bench in ways.items()})))
+    stack = kernel_times.stack(ways["alone"])
     print("\n" + ", ".join(f"{name} {version}" for name, version in stack.items()))
 
 

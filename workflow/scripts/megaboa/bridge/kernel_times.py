@@ -1,14 +1,15 @@
 """Times of single kernels and collectives on this machine, measured by `megaboa calibrate`.
 
 Needs torch, and Transformer Engine for FP8, for grouped products and for its attention. Each rank has a GPU, or the
-machine's processors. Kernels are timed by events in a full queue, so that the host's time isn't included; the host's is
-measured separately (`host_times`).
+machine's processors. Kernels are timed by events in a full queue under load, so that the host's time isn't included and
+the clock is that of training; the host's is measured separately (`host_times`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import os
 import statistics
 import time
@@ -38,7 +39,9 @@ RECIPES = {  # Transformer Engine's recipe and the compute capabilities that hav
     "mxfp8": ("MXFP8BlockScaling", (10, 0), (11, 9)),
 }
 MEBIBYTE = 2**20
-FASTEST_CLOCK = 2.4e9  # cycles per second that no GPU exceeds: a sleep of so many is long enough
+LOAD = 2.0  # times as long as the kernels between which it runs
+SETTLED = 0.1  # seconds of load before a measurement
+AT_ONCE = 0.004  # seconds of kernels between loads
 
 
 @dataclass(frozen=True)
@@ -131,26 +134,44 @@ class Bench:
         return (time.perf_counter() - start) / 3
 
     def kernels(self, work: Work) -> float:
-        """The GPU's time for `work`. The host first lets the GPU sleep, and so stays ahead of it."""
+        """The GPU's time for `work` between layers of a model, as in training: a GPU near its limit of power lowers its
+        clock. The layers also keep it busy while the host launches `work`."""
         if not self.is_gpu:
             return self.host(work, times=5)
         each = self.host(work, times=3)  # the longer of the GPU's and the host's time
         given = self.launching(work)
-        times = max(3, min(40, round(self.seconds / each)))
-        cycles = int(min(0.5, times * given) * FASTEST_CLOCK) if given > 0.3 * each else 0
-        found = []
-        for _ in range(2):
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            self.wait()
-            if cycles:
-                torch.cuda._sleep(cycles)
+        count = max(1, round(AT_ONCE / each))
+        layer, seconds = self.layer
+        layers = math.ceil(count * max(LOAD * each, 1.5 * given) / seconds)
+        for _ in range(math.ceil(SETTLED / seconds)):
+            layer()
+        rounds = max(3, round(self.seconds / each / count))
+        events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(rounds)]
+        for start, end in events:
+            for _ in range(layers):
+                layer()
             start.record()
-            for _ in range(times):
+            for _ in range(count):
                 work()
             end.record()
-            self.wait()
-            found.append(start.elapsed_time(end) / 1000 / times)
-        return min(found)
+        self.wait()
+        return statistics.median(start.elapsed_time(end) / 1000 / count for start, end in events)
+
+    @functools.cached_property
+    def layer(self) -> tuple[Work, float]:
+        """A layer of a dense model of 8 billion parameters with 8,192 tokens, forward and backward, and its seconds."""
+        width, heads, inner = (4096, 32, 14336) if self.is_gpu else (64, 4, 128)
+        layer = torch.nn.TransformerEncoderLayer(
+            width, heads, inner, dropout=0.0, activation=gelu, norm_first=True, batch_first=True, device=self.device,
+            dtype=self.type,
+        )  # fmt: skip
+        x = self.random(2, width, width)
+        gradient = torch.randn_like(x)
+
+        def once() -> None:
+            layer(x).backward(gradient)
+
+        return once, self.host(once)
 
 
 # --- one GPU ----------------------------------------------------------------------------------------------------------
