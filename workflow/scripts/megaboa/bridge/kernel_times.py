@@ -168,6 +168,7 @@ class Bench:
         x = self.random(2, width, width)
         gradient = torch.randn_like(x)
 
+        @torch.enable_grad()
         def once() -> None:
             layer(x).backward(gradient)
 
