@@ -144,7 +144,7 @@ class Row:
 
     @property
     def predicted(self) -> float | None:
-        known = speed.is_known(self.facts) and memory.is_known(self.facts)  # unknown for a recipe until preflight
+        known = speed.is_known(self.facts) and memory.is_known(self.facts)
         return speed.of_step(self.facts).seconds if known else None
 
     @property
@@ -158,13 +158,15 @@ class Row:
     def tokens(self, seconds: float | None) -> float | None:
         """Tokens per second and GPU."""
         training, ranks = self.facts.training, self.facts.layout.world_size or 1
-        return (training.gbs or 0) * (training.seq_length or 0) / seconds / ranks if seconds else None
+        known = seconds and training.gbs and training.seq_length  # unknown for a recipe until preflight
+        return training.gbs * training.seq_length / seconds / ranks if known else None
 
     @property
     def tflops(self) -> float | None:
         """TFLOP/s per GPU, without recomputation."""
         ranks = self.facts.layout.world_size or 1
-        return flops.of_step(self.facts) / self.seconds / ranks / 1e12 if self.seconds else None
+        operations = flops.of_step(self.facts)  # none are known of a recipe until preflight
+        return operations / self.seconds / ranks / 1e12 if self.seconds and operations else None
 
     @property
     def document(self) -> dict[str, object]:

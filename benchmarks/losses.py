@@ -89,11 +89,17 @@ def draw_speed(curves: list[Curve], seed: str | None) -> plt.Figure:
     figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
     timed = [(one.tokens, one) for one in curves if one.tokens]
     speeds = [tokens for tokens, _ in timed]
-    middle = (min(speeds) + max(speeds)) / 2
-    for tokens, one in timed:
+    middle, width = (min(speeds) + max(speeds)) / 2, max(speeds) - min(speeds)
+    height = max(one.at_the_end for _, one in timed) - min(one.at_the_end for _, one in timed)
+    above: list[tuple[float, float]] = []  # whose names are above them
+    for tokens, one in sorted(timed, key=lambda each: -each[1].at_the_end):
+        point = tokens, one.at_the_end
         side, offset = ("right", -6) if tokens > middle else ("left", 6)  # so that no name leaves the figure
-        axes.scatter(tokens, one.at_the_end, s=45, zorder=3)
-        axes.annotate(one.name, (tokens, one.at_the_end), xytext=(offset, 4), textcoords="offset points", ha=side)
+        is_near = any(abs(x - tokens) <= 0.25 * width and abs(y - point[1]) <= 0.06 * height for x, y in above)
+        if not is_near:
+            above.append(point)
+        axes.scatter(*point, s=45, zorder=3)
+        axes.annotate(one.name, point, xytext=(offset, -12 if is_near else 4), textcoords="offset points", ha=side)
     other = next((one for one in curves if one.name == seed), None)
     if other:
         apart, level = abs(other.at_the_end - curves[0].at_the_end), curves[0].at_the_end

@@ -105,8 +105,16 @@ def _grouped(f: Facts) -> float:
     head, heads = model.head_dim or 0, model.heads or 0
     groups = max(model.kv_groups or heads, tp)
     normed = heads + groups if model.qk_norm else 0
-    low = f.kernels.fp8_attention and "fp8_delayed" in (f.training.precision or "")
-    return head * ((1 if low else width) * (heads + 2 * groups + heads) + width * normed) / tp
+    each = 1 if _is_delayed(f) and f.kernels.fp8_attention else width
+    again = heads * _is_delayed(f)
+    return head * (each * (heads + 2 * groups + heads) + width * normed + again) / tp
+
+
+def _is_delayed(f: Facts) -> bool:
+    """Whether scaling is delayed. Then products keep quantized inputs of which others keep the original: attention's
+    output, and the shared expert's input. Other scalings quantize these again (megatron-core,
+    set_save_original_input)."""
+    return "fp8_delayed" in (f.training.precision or "")
 
 
 def _latent(f: Facts) -> float:
@@ -116,7 +124,8 @@ def _latent(f: Facts) -> float:
     compressed = (2 * (model.q_rank or 0) + 2 * (model.kv_rank or 0) + position) / _shared(f)
     recomputed = f.kernels.recompute == "selective" and "mla_up_proj" in f.kernels.recompute_modules
     up = 0 if recomputed else 2 * (no_position + position) + no_position + value
-    return width * (compressed + (model.heads or 0) * (up + value) / tp)
+    again = (model.heads or 0) * value / tp * _is_delayed(f)
+    return width * (compressed + (model.heads or 0) * (up + value) / tp) + again
 
 
 def mlp_bytes(f: Facts, layer: int = 0) -> float:
@@ -157,7 +166,8 @@ def _received(f: Facts) -> float:
 def shared_expert_bytes(f: Facts, layer: int) -> float:
     if _drops("shared_experts", f):
         return 0.0
-    return _tokens(f) * _feed_forward(f, f.model.shared_ffn or 0, _low(f, layer)) / f.layout.tp
+    again = (f.model.hidden or 0) / _shared(f) * (f.model.shared_ffn is not None and _is_delayed(f))
+    return _tokens(f) * (_feed_forward(f, f.model.shared_ffn or 0, _low(f, layer)) / f.layout.tp + again)
 
 
 def permuted_bytes(f: Facts) -> float:

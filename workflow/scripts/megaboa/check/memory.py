@@ -86,7 +86,7 @@ def _stage(f: Facts, stage: Stage) -> Breakdown:
     inside = activations.backward_bytes(f, stage) + activations.recomputed_bytes(f, stage)
     workspace = WORKSPACE + _unused_gradients(f, stage)
     weights, *states = states
-    weights += _quantized_copies(f, stage, held)
+    weights += _quantized_copies(f, stage, held) - _dropped_copies(f, stage)
     plain = Breakdown(stage.number, weights, *states, kept, max(logits, inside), workspace)
     if f.layout.fsdp == "megatron":
         return _highest(_moments_of_fsdp(f, stage, held, plain, inside))
@@ -100,17 +100,30 @@ def _quantized_copies(f: Facts, stage: Stage, held: Parameters) -> float:
     """Bytes of the copies that 16-bit weights are cast to once a step, by rows and by columns.
 
     Transformer Engine keeps both (module/base.py, get_weight_workspace), and they are unsharded even under
-    Megatron-FSDP. This is for current scaling, in layers that calculate in FP8. Other kinds of FP8 are in
+    Megatron-FSDP. This is for current and delayed scaling, in layers that calculate in FP8. Other kinds of FP8 are in
     `bytes_per_parameter`.
     """
     if f.training.fp8_weights or f.layout.fsdp == "torch":
         return 0.0
-    return 2 * _share_by_current_scaling(f, stage) * (held.total - held.outside)
+    return 2 * _share_in_fp8(f, stage, "fp8_current", "fp8_delayed") * (held.total - held.outside)
 
 
-def _share_by_current_scaling(f: Facts, stage: Stage) -> float:
-    """Share of the stage's layers that calculate in FP8 with current scaling."""
-    if "fp8_current" not in (f.training.precision or ""):
+def _dropped_copies(f: Facts, stage: Stage) -> float:
+    """Bytes of the quantized copies by rows that Transformer Engine's operations drop after a forward pass
+    (ops/basic/basic_linear.py). Its layers keep copies by rows and by columns."""
+    if not f.kernels.te_operations or f.training.fp8_weights or f.is_frozen:
+        return 0.0
+    share = _share_in_fp8(f, stage, "fp8_current", "fp8_delayed")
+    return (
+        share
+        * sum(not is_sparse(f.model, one) for one in stage.layers)
+        * sum(one.columns * one.depth for one in work.feed_forward(f).products)
+    )
+
+
+def _share_in_fp8(f: Facts, stage: Stage, *scalings: str) -> float:
+    """Share of the stage's layers that calculate in FP8 with one of these scalings."""
+    if not any(scaling in (f.training.precision or "") for scaling in scalings):
         return 0.0
     return sum(activations.in_low_precision(f, layer) for layer in stage.layers) / (len(stage.layers) or 1)
 
@@ -168,7 +181,7 @@ def _optimizer_step(f: Facts, stage: Stage, held: Parameters, before: Breakdown)
     if f.training.fp8_weights and not f.is_frozen and f.layout.distributed_optimizer and f.layout.fsdp == "none":
         copies, expert_copies = _copies(f)
         in_layers = (held.dense - held.outside) / copies + held.expert / expert_copies
-        cast = 2 * _share_by_current_scaling(f, stage) * in_layers
+        cast = 2 * _share_in_fp8(f, stage, "fp8_current") * in_layers
     weights, gradients = before.weights + cast, before.gradients + copied
     return replace(before, weights=weights, gradients=gradients, activations=0.0, logits=0.0)
 
@@ -289,7 +302,7 @@ def bytes_per_parameter(f: Facts) -> tuple[float, float, float]:
             return 4, 4, moments + (4 if f.layout.fsdp == "megatron" else 0)
         case "fp16_mixed":  # Bridge reduces gradients in fp16 then
             return 2, 2, 4 + moments
-        case str() as precision if "fp8_delayed" in precision or "subchannel" in precision or "mxfp8" in precision:
+        case str() as precision if "subchannel" in precision or "mxfp8" in precision:
             return 2 + 2, reduced, copy + moments  # plus quantized weights, by rows and by columns
         case _:
             return 2, reduced, copy + moments
