@@ -35,6 +35,11 @@ def test_what_it_cannot_know_is_asked_for(tmp_path):
     assert "no legal layout fits" in advise(tmp_path, "--gpu", "h100-8g", code=1)
 
 
+def test_fp32_has_no_predicted_times(tmp_path, monkeypatch):
+    monkeypatch.setitem(EXPERIMENT, "training", {**EXPERIMENT["training"], "precision": "fp32"})
+    assert advise(tmp_path, code=1).endswith("16 bits and fewer: take bf16_mixed for a prediction\n")
+
+
 def test_a_gpu_is_named_with_its_memory(tmp_path, monkeypatch):
     assert advise(tmp_path, "--gpu", "h200", code=1).endswith("with its memory: for example --gpu h200-141g\n")
     monkeypatch.delitem(EXPERIMENT["resources"], "gpu")

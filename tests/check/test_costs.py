@@ -39,6 +39,14 @@ def test_time_is_predicted_by_layout_and_by_the_one_model_of_speed(layout):
     assert bool(layout) == (found.step_seconds != costs.of_run(course(facts(mbs=8, world=2))).step_seconds)
 
 
+def test_the_time_of_fp32_is_unknown_until_it_is_measured():
+    given = course(facts())
+    given = dataclasses.replace(given, training=dataclasses.replace(given.training, precision="fp32"))
+    found = costs.of_run(given)
+    assert (found.step_seconds, found.source, found.predicted, found.gpu_hours) == (None, "unknown", None, None)
+    assert costs.of_run(given, earlier=(0.5, None)).source == "measured"
+
+
 def test_what_was_measured_goes_before_what_is_assumed_and_what_was_given_before_both():
     given = course(facts())
     known = (0.5, costs.Correction(1.25, 3))

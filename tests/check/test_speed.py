@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 from facts_of import facts
 
-from megaboa.check import calibration, speed
+from megaboa.check import calibration, search_space, speed
 from megaboa.errors import InputError
 from megaboa.files import read_json, write_json
 from megaboa.records import Law
@@ -164,6 +164,18 @@ def test_experts_pay_for_each_group_and_for_sending():
 def test_a_gpu_without_a_calibration_is_refused():
     with pytest.raises(ValueError, match="no calibration of a abacus"):
         step(gpu="abacus-1g")
+
+
+def test_fp32_is_unknown_where_only_16_bits_and_fewer_were_measured():
+    """GPUs calculate it by other kernels: TF32, products without tensor cores, attention that isn't fused."""
+    given = of(precision="fp32")
+    assert not speed.is_known(given) and speed.is_known(of())
+    with pytest.raises(InputError, match=r"^training\.precision: fp32: .* take bf16_mixed for a prediction$"):
+        speed.of_step(given)
+    known = calibration.of("h100-80g")
+    measured = dataclasses.replace(known, products={"fp32": known.products["bf16"]})  # as a CPU's are
+    assert speed.is_known(given, measured) and speed.of_step(given, measured).seconds > 0
+    assert search_space.predicted(given)[0] is None and search_space.predicted(of())[0] > 0
 
 
 def test_gradients_that_are_not_overlapped_are_waited_for():

@@ -56,6 +56,12 @@ def test_far_below_the_peak(seconds, layout, share):
         assert found[0] == f"at {share} of its GPUs' peak: a step takes {seconds:.3g} s"
 
 
+def test_fp32_is_not_compared_with_the_peak_of_bf16():
+    given, summary = on_h200(2.0, world=2)
+    given = replace(given, training=replace(given.training, precision="fp32"))
+    assert passed.slow(given, summary) == []
+
+
 @pytest.mark.parametrize(
     ("layout", "more", "split", "less"),
     [

@@ -23,7 +23,7 @@ RECOMPUTE = {  # Bridge's fields -> facts
 @dataclass(frozen=True)
 class Candidate:
     facts: Facts
-    seconds: float | None  # predicted step time; None if nothing is known about this device
+    seconds: float | None  # predicted step time; None if nothing is known about this device, or precision on it
     gib: float | None
 
     @property
@@ -50,7 +50,7 @@ def predicted(f: Facts) -> tuple[float | None, float | None]:
     if f.model.layers is None:
         return None, None
     known = calibration.of(f.cluster.gpu if f.cluster.device == "cuda" else "cpu")
-    seconds = speed.of_step(f, known).seconds if known else None
+    seconds = speed.of_step(f, known).seconds if known and speed.is_known(f, known) else None
     return seconds, memory.peak(f).total / GIB if memory.is_known(f) else None
 
 

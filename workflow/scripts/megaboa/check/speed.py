@@ -17,10 +17,12 @@ from megaboa.check.facts import Facts
 from megaboa.check.parameters import is_sparse
 from megaboa.check.stages import Stage, stages
 from megaboa.check.work import Message, Part, Product
+from megaboa.errors import InputError
 from megaboa.records import Calibration, Law, Link
 
 # Used if only GPUs of one node were measured: 400 Gbit/s each, of which collectives reach four fifths.
 NETWORK = Law(rate=40e9, latency=30e-6)
+FP32 = "fp32"
 TYPES = {  # part of a precision's name -> type in a calibration, and speed relative to bf16 if it wasn't measured
     "fp8_current": ("fp8_current", 1.5),
     "fp8_delayed": ("fp8_delayed", 1.6),
@@ -79,9 +81,15 @@ class Step:
 NOTHING = Step()
 
 
-def is_known(f: Facts) -> bool:
-    """Whether there is a calibration for the GPU."""
-    return calibration.of(f.cluster.gpu) is not None
+def is_known(f: Facts, given: Calibration | None = None) -> bool:
+    """Whether there is a calibration for the GPU, and of the run's precision.
+
+    GPUs calculate fp32 by other kernels, of which no calibration has a law: Transformer Engine's products in TF32 (half
+    of bf16's peak), unless NVIDIA_TF32_OVERRIDE is 0; torch's, as of the output layer and of its unfused attention,
+    without tensor cores (a fifteenth); and all that is moved has twice the bytes.
+    """
+    known = given or calibration.of(f.cluster.gpu)
+    return known is not None and (f.training.precision != FP32 or FP32 in known.products)
 
 
 def of_step(f: Facts, given: Calibration | None = None) -> Step:
@@ -89,6 +97,11 @@ def of_step(f: Facts, given: Calibration | None = None) -> Step:
     known = given or calibration.of(f.cluster.gpu)
     if known is None:
         raise ValueError(f"resources.gpu: there is no calibration of a {f.cluster.gpu}")
+    if not is_known(f, known):
+        raise InputError(
+            f"training.precision: {FP32}: its step times on GPUs aren't known, only those of 16 bits and fewer: "
+            "take bf16_mixed for a prediction"
+        )
     return _Model(f, known).step()
 
 

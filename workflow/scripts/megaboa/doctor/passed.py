@@ -47,7 +47,7 @@ MOVED = 0.05  # share of the first loss
 def slow(f: Facts, summary: Summary) -> list[str]:
     """A run far below its GPUs' peak, with the parts of a step according to the speed model."""
     timed, peak = summary.step_seconds, peaks.operations(f.cluster.gpu)
-    if f.cluster.device != "cuda" or peak is None or not timed or not memory.is_known(f):
+    if f.cluster.device != "cuda" or peak is None or not timed or not memory.is_known(f) or not speed.is_known(f):
         return []
     seconds = timed.median
     share = flops.of_step(f) / (seconds * (f.layout.world_size or 1) * peak)
