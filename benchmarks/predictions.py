@@ -373,7 +373,6 @@ def memory_table(given: list[Row]) -> list[str]:
 
 # --- what to expect ---------------------------------------------------------------------------------------------------
 
-SHEETS = {"a100": (2.039e12, 300e9), "h100": (3.35e12, 450e9), "h200": (4.8e12, 450e9), "b200": (8e12, 900e9)}
 ADAPTER = 50e9  # a GPU's share of the network in bytes per second: 400 Gbit/s
 
 
@@ -382,13 +381,13 @@ def limit(gpu: str) -> Calibration:
 
     The rates of memory and NVLink are bytes per second in each direction.
     """
-    peak, (memory_rate, link_rate) = peaks.operations(gpu) or 0.0, SHEETS[gpu]
-    full, low = Law(rate=peak), Law(rate=2 * peak)
+    sheet = peaks.BY_KIND[gpu]
+    full, low = Law(rate=sheet.tflops * 1e12), Law(rate=2 * sheet.tflops * 1e12)
     products = {"bf16": full, **dict.fromkeys(("fp8_current", "fp8_delayed", "fp8_blocks", "mxfp8"), low)}
-    passes = Law(rate=memory_rate * speed.BYTES_OF_PASS)
+    passes = Law(rate=sheet.bandwidth * 1e12 * speed.BYTES_OF_PASS)
     node, network = (
         Link(ranks=8, all_reduce=law, all_gather=law, reduce_scatter=law, all_to_all=law, send=law)
-        for law in (Law(rate=link_rate), Law(rate=ADAPTER))
+        for law in (Law(rate=sheet.links.rate * 1e9), Law(rate=ADAPTER))
     )
     return Calibration(
         name=f"{gpu}, data sheet", gpu=gpu, source="data sheets", products=products, grouped=products,

@@ -1,8 +1,11 @@
 """The one table of peaks, asked by PyTorch's names and by `resources.gpu`."""
 
+import re
+
 import pytest
 
-from megaboa.peaks import KINDS, PEAKS, operations, peak_of
+from megaboa.check import calibration, fit
+from megaboa.peaks import GPUS, KINDS, NAME, kind_of, memory_gib, of, operations, peak_of
 
 
 @pytest.mark.parametrize(
@@ -10,12 +13,16 @@ from megaboa.peaks import KINDS, PEAKS, operations, peak_of
     [
         ("NVIDIA H100 80GB HBM3", 989.4),
         ("NVIDIA H100 PCIe", 756.0),
+        ("NVIDIA H100 NVL", 835.5),
         ("NVIDIA H200", 989.4),
+        ("NVIDIA H200 NVL", 835.5),
+        ("NVIDIA GH200 480GB", 989.4),
         ("NVIDIA H20", 148.0),
         ("NVIDIA GB200", 2500.0),
         ("NVIDIA B200", 2250.0),
         ("NVIDIA A100-SXM4-80GB", 312.0),
         ("Tesla V100-SXM2-32GB", 125.0),
+        ("Tesla V100-PCIE-32GB", 112.0),
         ("NVIDIA RTX A4000", None),
         (None, None),
     ],
@@ -25,9 +32,24 @@ def test_by_the_name_that_pytorch_gives(name, tflops):
     assert (found and found[0]) == tflops
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_both_names_give_the_same_peak(kind):
-    assert operations(f"{kind}-80g") == PEAKS[kind.upper()][0] * 1e12 == peak_of(f"NVIDIA {kind.upper()}")[0] * 1e12
+@pytest.mark.parametrize("gpu", GPUS, ids=KINDS)
+def test_both_names_mean_the_same_gpu(gpu):
+    assert operations(gpu.example) == gpu.tflops * 1e12 == peak_of(f"NVIDIA {gpu.word}")[0] * 1e12
+    assert of(gpu.example) is gpu and kind_of(f"NVIDIA {gpu.word}") == gpu.kind and re.match(NAME, gpu.example)
+
+
+@pytest.mark.parametrize("gpu", GPUS, ids=KINDS)
+def test_a_gpu_has_a_calibration_or_is_like_one_that_has(gpu):
+    assert (calibration.SHIPPED / f"{gpu.like or gpu.kind}.json").exists()
+    assert calibration.of(gpu.example).gpu == gpu.kind
+
+
+def test_the_memory_that_ecc_takes_is_not_there():
+    """nvidia-smi shows 46,068 MiB on an L40S and an A40."""
+    assert memory_gib("l40s-48g") == memory_gib("a40-48g") == pytest.approx(46068 / 1024, rel=1e-3)
+    assert fit.capacity("l40s-48g") < 46068 * 2**20
+    assert memory_gib("h100-80g") == memory_gib("q9-80g") == 80
+    assert memory_gib("h100") is memory_gib(None) is None
 
 
 def test_what_is_not_in_the_table_is_not_known():

@@ -123,8 +123,26 @@ def test_a_step_of_experts_has_the_error_of_its_kind(rows):
 def test_a_gpu_that_nobody_measured_is_scaled_and_says_so():
     known, derived = calibration.of("h100-80g"), calibration.of("l40s-48g")
     assert derived.products["bf16"].rate < known.products["bf16"].rate / 2
-    assert calibration.told("l40s-48g") == "h100's, scaled to l40s by data sheets; never held against runs"
+    assert calibration.told("l40s-48g") == (
+        "h100's, scaled to l40s by data sheets (operations, memory, PCIe 4); never held against runs"
+    )
     assert calibration.of("abacus-1g") is None
+
+
+@pytest.mark.parametrize(
+    ("gpu", "measured", "bandwidth", "links"),
+    [("h20-96g", "h100-80g", 4.0 / 3.35, 1.0), ("l40s-48g", "h100-80g", 0.864 / 3.35, 32 / 450),
+     ("a40-48g", "a100-80g", 0.696 / 2.039, 32 / 300), ("h800-80g", "h100-80g", 1.0, 200 / 450)],
+)  # fmt: skip
+def test_memory_and_links_are_scaled_by_their_own_bandwidth(gpu, measured, bandwidth, links):
+    """An H20 has a seventh of the operations and more memory bandwidth; an L40S has no NVLink."""
+    known, derived = calibration.of(measured), calibration.of(gpu)
+    assert derived.memory.rate == pytest.approx(bandwidth * known.memory.rate)
+    for name, law in (known.products | known.grouped).items():
+        scaled = (derived.products | derived.grouped)[name].moved
+        assert (scaled is law.moved is None) or scaled == pytest.approx(bandwidth * law.moved)
+    for name in calibration.COLLECTIVES:
+        assert getattr(derived.node, name).rate == pytest.approx(links * getattr(known.node, name).rate)
 
 
 def test_layouts_are_ranked_fast_enough():

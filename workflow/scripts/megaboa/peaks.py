@@ -1,52 +1,123 @@
-"""Peak throughput of GPUs: dense bf16 operations (V100: fp16). With sparsity they would be twice as high."""
+"""Kinds of GPUs: what their data sheets say, and how `resources.gpu` and PyTorch name them."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
+from enum import IntEnum
 
-# TFLOP/s and the maker's document, by the word in PyTorch's name of the GPU. In lower case the word also begins
-# `resources.gpu` (h100-80g). The first match wins.
-PEAKS: dict[str, tuple[float, str]] = {
-    "GB300": (2500.0, "GB300 NVL72 data sheet"),
-    "GB200": (2500.0, "GB200 NVL72 data sheet"),
-    "B300": (2250.0, "DGX B300 data sheet"),
-    "B200": (2250.0, "DGX B200 data sheet"),
-    "H200": (989.4, "H200 data sheet"),
-    "H100 PCIe": (756.0, "H100 PCIe product brief"),
-    "H100 NVL": (835.5, "H100 data sheet, NVL"),
-    "H100": (989.4, "H100 data sheet, SXM"),
-    "H800": (989.4, "as H100 SXM"),
-    "H20": (148.0, "H20 data sheet"),
-    "A100": (312.0, "A100 data sheet"),
-    "A40": (149.7, "A40 data sheet"),
-    "L40S": (362.05, "L40S data sheet"),
-    "V100": (125.0, "V100 data sheet"),
-}
-NAME = re.compile(r"^[a-z]+\d+[a-z]*-(\d+)g$")
-KINDS = tuple(name.lower() for name in PEAKS if " " not in name)
+
+class Generation(IntEnum):
+    """By compute capability, times ten."""
+
+    VOLTA = 70
+    TURING = 75  # the oldest with kernels in CUDA 13; none is listed
+    AMPERE = 80
+    ADA = 89
+    HOPPER = 90
+    BLACKWELL = 100
+
+
+@dataclass(frozen=True)
+class Interconnect:
+    """Between the GPUs of a node. `rate`: GB/s of a GPU in each direction."""
+
+    name: str
+    rate: float
+
+
+PCIE_3, PCIE_4, PCIE_5 = Interconnect("PCIe 3", 16.0), Interconnect("PCIe 4", 32.0), Interconnect("PCIe 5", 64.0)
+NVLINK_2, NVLINK_3 = Interconnect("NVLink 2", 150.0), Interconnect("NVLink 3", 300.0)
+NVLINK_4, NVLINK_5 = Interconnect("NVLink 4", 450.0), Interconnect("NVLink 5", 900.0)
+NVLINK_4_CUT = Interconnect("NVLink 4 with 8 links", 200.0)
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A kind of GPU by its maker's documents.
+
+    `word`: in PyTorch's name of it; in lower case and without spaces it begins `resources.gpu` (h100pcie-80g).
+    `tflops`: dense bf16 (V100: fp16); with sparsity it would be twice as much. `bandwidth`: TB/s of its memory.
+    `links`: of cards with NVLink bridges PCIe, which joins their pairs or quads. `gib`: in its name in `resources.gpu`;
+    some are made with other sizes too. `like`: the kind whose shipped calibration is scaled for this one; None: it has
+    its own. `usable`: share of the memory; ECC takes a sixteenth of GDDR6 (nvidia-smi: 46,068 of 49,152 MiB).
+    """
+
+    word: str
+    generation: Generation
+    tflops: float
+    bandwidth: float
+    links: Interconnect
+    gib: int
+    source: str
+    like: str | None = None
+    usable: float = 1.0
+
+    @property
+    def kind(self) -> str:
+        return re.sub("[ -]", "", self.word).lower()
+
+    @property
+    def example(self) -> str:
+        return f"{self.kind}-{self.gib}g"
+
+
+G = Generation
+GPUS = (  # the first whose word is in PyTorch's name is meant
+    Gpu("GB300", G.BLACKWELL, 2500.0, 8.0, NVLINK_5, 279, "GB300 NVL72 data sheet", like="b200"),
+    Gpu("GB200", G.BLACKWELL, 2500.0, 8.0, NVLINK_5, 186, "GB200 NVL72 data sheet", like="b200"),
+    Gpu("B300", G.BLACKWELL, 2250.0, 8.0, NVLINK_5, 270, "DGX B300 data sheet", like="b200"),
+    Gpu("B200", G.BLACKWELL, 2250.0, 8.0, NVLINK_5, 180, "DGX B200 data sheet"),
+    Gpu("GH200", G.HOPPER, 989.4, 4.0, NVLINK_4, 96, "as H100 SXM; GH200 data sheet", like="h100"),
+    Gpu("H200 NVL", G.HOPPER, 835.5, 4.8, PCIE_5, 141, "H200 data sheet, NVL", like="h200"),
+    Gpu("H200", G.HOPPER, 989.4, 4.8, NVLINK_4, 141, "H200 data sheet"),
+    Gpu("H100 PCIe", G.HOPPER, 756.0, 2.0, PCIE_5, 80, "H100 PCIe product brief", like="h100"),
+    Gpu("H100 NVL", G.HOPPER, 835.5, 3.9, PCIE_5, 94, "H100 data sheet, NVL", like="h100"),
+    Gpu("H100", G.HOPPER, 989.4, 3.35, NVLINK_4, 80, "H100 data sheet, SXM"),
+    Gpu("H800", G.HOPPER, 989.4, 3.35, NVLINK_4_CUT, 80, "as H100 SXM", like="h100"),
+    Gpu("H20", G.HOPPER, 148.0, 4.0, NVLINK_4, 96, "H20 data sheet", like="h100"),
+    Gpu("A100", G.AMPERE, 312.0, 2.039, NVLINK_3, 80, "A100 data sheet"),
+    Gpu("A40", G.AMPERE, 149.7, 0.696, PCIE_4, 48, "A40 data sheet", like="a100", usable=15 / 16),
+    Gpu("L40S", G.ADA, 362.05, 0.864, PCIE_4, 48, "L40S data sheet", like="h100", usable=15 / 16),
+    Gpu("V100-PCIE", G.VOLTA, 112.0, 0.9, PCIE_3, 32, "V100 data sheet, PCIe", like="a100"),
+    Gpu("V100", G.VOLTA, 125.0, 0.9, NVLINK_2, 32, "V100 data sheet", like="a100"),
+)
+BY_KIND = {gpu.kind: gpu for gpu in GPUS}
+KINDS = tuple(BY_KIND)
+NAME = r"^[a-z]+\d+[a-z]*-\d+g$"  # of `resources.gpu`
+
+
+def of(gpu: str | None) -> Gpu | None:
+    """The kind of GPU that `resources.gpu` names; None if it isn't known."""
+    return BY_KIND.get((gpu or "").split("-")[0])
+
+
+def _of_torch(gpu: str | None) -> Gpu | None:
+    return next((one for one in GPUS if gpu and re.search(rf"\b{one.word}\b", gpu)), None)
 
 
 def peak_of(gpu: str | None) -> tuple[float, str] | None:
     """Peak TFLOP/s of a GPU by PyTorch's name, and their source; None if unknown."""
-    names = (name for name in PEAKS if gpu and re.search(rf"\b{name}\b", gpu))
-    found = next(names, None)
-    return (PEAKS[found][0], f"{PEAKS[found][1]}, bf16 without sparsity") if found else None
+    found = _of_torch(gpu)
+    return (found.tflops, f"{found.source}, bf16 without sparsity") if found else None
 
 
 def kind_of(gpu: str) -> str:
     """The word for a GPU in `resources.gpu`: h200 for "NVIDIA H200"."""
-    found = next((name for name in PEAKS if re.search(rf"\b{name}\b", gpu)), None)
-    word = found or next((word for word in gpu.split() if re.search(r"\d", word)), gpu)
-    return word.split()[0].lower()
+    if found := _of_torch(gpu):
+        return found.kind
+    return next((word for word in gpu.split() if re.search(r"\d", word)), gpu).split()[0].lower()
 
 
-def memory_gib(gpu: str | None) -> int | None:
-    """The memory in a GPU's name in `resources.gpu`: 80 for h100-80g."""
-    found = NAME.match(gpu or "")
-    return int(found[1]) if found else None
+def memory_gib(gpu: str | None) -> float | None:
+    """The memory of a GPU by its name in `resources.gpu`: 80 for h100-80g; 45 for l40s-48g, of which ECC takes 3."""
+    if not re.match(NAME, gpu or ""):
+        return None
+    known, named = of(gpu), float(str(gpu).rpartition("-")[2][:-1])
+    return named * known.usable if known else named
 
 
-def operations(kind: str | None) -> float | None:
+def operations(gpu: str | None) -> float | None:
     """Peak operations per second of one GPU, by its name in `resources.gpu`; None if unknown."""
-    name = (kind or "").split("-")[0]
-    return PEAKS[name.upper()][0] * 1e12 if name in KINDS else None
+    found = of(gpu)
+    return found.tflops * 1e12 if found else None

@@ -8,21 +8,22 @@ from pathlib import Path
 
 from megaboa import peaks, records
 from megaboa.errors import InputError
+from megaboa.peaks import Gpu
 from megaboa.records import Calibration, HeldBack, Law
 
 FOLDER = Path("calibrations")  # in the user's working directory
 SHIPPED = Path(__file__).parent / "calibrations"
-SAME = {"h800": "h100"}  # same processors and memory; its links are slower, but by how much isn't known
-NEAREST = {"gb200": "b200", "gb300": "b200", "b300": "b200"}  # measured GPU that an unmeasured one is scaled from
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
 
 
 def of(gpu: str | None) -> Calibration | None:
     """The calibration of a GPU named as in resources.gpu, such as h100-80g; None if nothing is known about it."""
     kind = (gpu or "").split("-")[0]
-    for path in (FOLDER / f"{kind}.json", SHIPPED / f"{SAME.get(kind, kind)}.json"):
+    for path in (FOLDER / f"{kind}.json", SHIPPED / f"{kind}.json"):
         if path.exists():
             return _read(path, path.stat().st_mtime_ns)
-    return _scaled(kind) if peaks.operations(kind) else None
+    known = peaks.of(gpu)
+    return _scaled(known) if known else None
 
 
 def name(gpu: str | None) -> str:
@@ -69,26 +70,32 @@ def _read(path: Path, _changed: int) -> Calibration:
 
 
 @functools.cache
-def _scaled(kind: str) -> Calibration:
-    """Calibration of the nearest measured GPU, scaled by data sheets' operations per second, except links and host."""
-    nearest = NEAREST.get(kind, "h100")
-    known = records.read(Calibration, SHIPPED / f"{nearest}.json")
-    share = (peaks.operations(kind) or 0.0) / (peaks.operations(nearest) or 1.0)
+def _scaled(gpu: Gpu) -> Calibration:
+    """Calibration of the nearest measured GPU, scaled by the data sheets' operations per second, memory and links. The
+    host and the network between nodes stay the same."""
+    measured = peaks.BY_KIND[gpu.like or gpu.kind]
+    known = records.read(Calibration, SHIPPED / f"{measured.kind}.json")
+    operations, moved = gpu.tflops / measured.tflops, gpu.bandwidth / measured.bandwidth
+    sent = gpu.links.rate / measured.links.rate
 
-    def scaled(law: Law) -> Law:
-        return replace(law, rate=law.rate * share, moved=law.moved and law.moved * share)
+    def products(laws: dict[str, Law]) -> dict[str, Law]:
+        return {name: _faster(law, operations, moved) for name, law in laws.items()}
 
-    def every(laws: dict[str, Law]) -> dict[str, Law]:
-        return {name: scaled(law) for name, law in laws.items()}
-
+    links = {name: _faster(getattr(known.node, name), sent) for name in COLLECTIVES}
     return replace(
         known,
-        name=f"{nearest}'s, scaled to {kind} by data sheets",
-        gpu=kind,
-        products=every(known.products),
-        grouped=every(known.grouped),
-        attention=every(known.attention),
-        memory=scaled(known.memory),
+        name=f"{measured.kind}'s, scaled to {gpu.kind} by data sheets (operations, memory, {gpu.links.name})",
+        gpu=gpu.kind,
+        products=products(known.products),
+        grouped=products(known.grouped),
+        # What scores cost is exponentials, not bytes.
+        attention={name: _faster(law, operations, operations) for name, law in known.attention.items()},
+        memory=_faster(known.memory, moved),
+        node=replace(known.node, **links),
         held_back=None,
         held_back_by_host=None,
     )
+
+
+def _faster(law: Law, rate: float, moved: float = 1.0) -> Law:
+    return replace(law, rate=law.rate * rate, moved=law.moved and law.moved * moved)

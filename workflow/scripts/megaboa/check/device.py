@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from megaboa import peaks
 from megaboa.check.facts import Facts
 from megaboa.check.rule import Broken, warning
 from megaboa.formats import counted
+from megaboa.peaks import Generation
 
-BEFORE_ADA = ("v100", "a100", "a40")  # by `resources.gpu`
-HOPPER = ("h20", "h100", "h200", "h800")
-BEFORE_BLACKWELL = (*BEFORE_ADA, "l40s", *HOPPER)
 FP8_HEAD = 128  # of cuDNN's attention in FP8 on Hopper, backward
 
 
@@ -31,29 +30,32 @@ def context_ranks_have_attention(f: Facts) -> Broken | None:
 def gpu_calculates_in_the_precision(f: Facts) -> Broken | None:
     """FP8 needs Ada or Hopper at least, MXFP8 and NVFP4 Blackwell: Transformer Engine refuses them elsewhere
     (quantization.py)."""
-    if f.cluster.device != "cuda" or f.cluster.gpu is None:
+    precision, gpu = f.training.precision or "", peaks.of(f.cluster.gpu)
+    if f.cluster.device != "cuda" or gpu is None:
         return None
-    precision, kind = f.training.precision or "", f.cluster.gpu.split("-")[0]
-    if kind in BEFORE_BLACKWELL and ("mxfp8" in precision or "fp4" in precision):
-        return Broken("training.precision", f"{precision} on {kind}, which has no units for it: it needs Blackwell")
-    if kind in BEFORE_ADA and "fp8" in precision:
-        return Broken("training.precision", f"{precision} on {kind}, which has no units for it: it needs Ada or Hopper")
+    lacks = f"{precision} on {gpu.kind}, which has no units for it: it needs"
+    if gpu.generation < Generation.BLACKWELL and ("mxfp8" in precision or "fp4" in precision):
+        return Broken("training.precision", f"{lacks} Blackwell")
+    if gpu.generation < Generation.ADA and "fp8" in precision:
+        return Broken("training.precision", f"{lacks} Ada or Hopper")
     return None
 
 
 def attention_in_fp8_has_kernels(f: Facts) -> Broken | None:
     """On Hopper, attention in FP8 is trained with delayed scaling and heads of 128 alone: for others Transformer Engine
     finds no backend, in the first step."""
-    precision, kind = f.training.precision or "", (f.cluster.gpu or "").split("-")[0]
-    scaling = f.cluster.attention_scaling
-    if not f.kernels.fp8_attention or "fp8" not in precision or kind not in HOPPER or scaling == "F16":
+    precision, gpu, scaling = f.training.precision or "", peaks.of(f.cluster.gpu), f.cluster.attention_scaling
+    is_hopper = gpu is not None and gpu.generation == Generation.HOPPER
+    if not f.kernels.fp8_attention or "fp8" not in precision or not is_hopper or scaling == "F16":
         return None
     key = "mixed_precision.fp8_dot_product_attention"
     if f.model.head_dim not in (FP8_HEAD, None):
-        return Broken(key, f"true on {kind} with heads of {f.model.head_dim}: it has kernels for {FP8_HEAD}", (False,))
+        return Broken(
+            key, f"true on {gpu.kind} with heads of {f.model.head_dim}: it has kernels for {FP8_HEAD}", (False,)
+        )
     if "fp8_delayed" in precision or ("fp8_current" in precision and scaling == "DelayedScaling"):
         return None
-    text = f"true on {kind} with {precision}: it needs bf16_with_fp8_delayed_scaling_mixed"
+    text = f"true on {gpu.kind} with {precision}: it needs bf16_with_fp8_delayed_scaling_mixed"
     if "fp8_current" in precision:
         text += ", or launch.environment: {NVTE_DPA_FP8_RECIPE: DelayedScaling}"
     return Broken(key, text, (False,))

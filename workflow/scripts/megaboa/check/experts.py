@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from megaboa import peaks
 from megaboa.check.facts import Facts
 from megaboa.check.rule import Broken, divisors, warning
+from megaboa.peaks import Generation
 
 DEEPEP_NODE = 8  # GPUs that DeepEP lets talk over NVLink (NUM_MAX_NVL_PEERS)
 DEEPEP_NODES = 20  # and nodes over RDMA (NUM_MAX_RDMA_PEERS)
-NOT_FOR_DEEPEP = ("v100", "gb200", "gb300")
+NOT_FOR_DEEPEP = ("gb200", "gb300")
 
 
 def expert_parallelism_needs_experts(f: Facts) -> Broken | None:
@@ -105,10 +107,10 @@ def deepep_reaches_all_ranks(f: Facts) -> Broken | None:
 def deepep_knows_the_gpu(f: Facts) -> Broken | None:
     """DeepEP is for Ampere, Hopper, B200 and B300; flex_dispatcher_backend.py refuses other GPUs when the run
     starts."""
-    gpu = f.cluster.gpu
-    if not _deepep(f) or gpu is None or gpu.split("-")[0] not in NOT_FOR_DEEPEP:
+    gpu = peaks.of(f.cluster.gpu)
+    if not _deepep(f) or gpu is None or (gpu.generation >= Generation.AMPERE and gpu.kind not in NOT_FOR_DEEPEP):
         return None
-    return Broken("model.moe_flex_dispatcher_backend", f"deepep on {gpu}", ("hybridep",))
+    return Broken("model.moe_flex_dispatcher_backend", f"deepep on {f.cluster.gpu}", ("hybridep",))
 
 
 def shared_expert_overlaps_a_dispatcher(f: Facts) -> Broken | None:

@@ -13,7 +13,7 @@ from megaboa.config.problems import nearest
 from megaboa.formats import counted
 from megaboa.plan.run_facts import alone
 
-EXAMPLES = ("h100-80g", "h200-141g", "a100-80g", "b200-180g")  # those with a calibration
+EXAMPLES = tuple(one.example for one in peaks.GPUS if one.like is None)  # those with a calibration
 
 
 def main(words: list[str]) -> int:
@@ -47,7 +47,7 @@ def main(words: list[str]) -> int:
 
 def _problem(gpu: str | None) -> str:
     """Why there is no prediction for a GPU, and what to write instead."""
-    example = f"for example --gpu {nearest(gpu or '', EXAMPLES) or EXAMPLES[0]}"
+    example = f"for example --gpu {nearest(gpu or '', EXAMPLES) or peaks.BY_KIND['h100'].example}"
     if gpu is None:
         return f"--gpu is missing: {example}"
     return f"--gpu: {gpu!r} is not one of {', '.join(peaks.KINDS)} with its memory: {example}"

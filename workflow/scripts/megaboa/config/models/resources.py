@@ -16,6 +16,7 @@ from pydantic import (
     model_validator,
 )
 
+from megaboa import peaks
 from megaboa.causes import ACTIONS, Cause
 from megaboa.config.models.section import Count, NonNegative, Positive, Section, Whole, harmless, key
 from megaboa.image import references
@@ -51,7 +52,7 @@ class Resources(Section):
     step_seconds: Positive | None = key(
         None, "expected seconds per step: the plan then shows how many jobs a run needs"
     )
-    gpu: Annotated[str, StringConstraints(pattern=r"^[a-z]+\d+[a-z]*-\d+g$")] | None = key(
+    gpu: Annotated[str, StringConstraints(pattern=peaks.NAME)] | None = key(
         None, "GPU type and memory, such as `h100-80g`; runs predicted to need more are refused"
     )
     partition: str | None = key(None, "SLURM partition of training jobs; default: the profile's")
