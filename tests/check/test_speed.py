@@ -1,6 +1,7 @@
 """Step times by kernels: what must hold whatever the calibration says."""
 
 import dataclasses
+import json
 
 import pytest
 from facts_of import facts
@@ -197,6 +198,55 @@ def test_a_calibration_of_an_earlier_version_is_refused(tmp_path, monkeypatch):
     write_json(tmp_path / "calibrations" / "h200.json", values | {"version": 1})
     with pytest.raises(InputError, match=r"an earlier version wrote it.*call `megaboa calibrate` again"):
         calibration.of("h200-141g")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        (("gpu",), "a100", "gpu is a100"),
+        (("memory", "rate"), -1.0, "memory.rate is -1.0"),
+        (("memory", "rate"), 0, "memory.rate is 0"),
+        (("memory", "rate"), "fast", "memory.rate is 'fast'"),
+        (("products", "bf16", "rate"), float("nan"), "products.bf16.rate is nan"),
+        (("node", "send", "rate"), float("inf"), "node.send.rate is inf"),
+        (("attention", "forward", "latency"), -1e-6, "attention.forward.latency is -1e-06"),
+        (("products", "bf16"), None, "products.bf16 is None"),
+        (("products",), {}, "products lacks bf16"),
+        (("layer",), {"fp8_current": 0.004}, "layer lacks bf16"),
+        (("attention",), {}, "attention lacks backward and forward"),
+    ],
+)
+def test_a_calibration_that_would_mislead_is_refused(tmp_path, monkeypatch, key, value, said):
+    monkeypatch.setattr(calibration, "FOLDER", tmp_path)
+    values = inner = read_json(calibration.SHIPPED / "h100.json")
+    for name in key[:-1]:
+        inner = inner[name]
+    inner[key[-1]] = value
+    (tmp_path / "h100.json").write_text(json.dumps(values))
+    with pytest.raises(InputError) as raised:
+        calibration.of("h100-80g")
+    remedy = "remove it, or call `megaboa calibrate` again"
+    assert str(raised.value) == f"{tmp_path}/h100.json: is not a calibration of h100 ({said}): {remedy}"
+
+
+def test_the_error_of_a_broken_calibration_has_one_remedy(tmp_path, monkeypatch):
+    monkeypatch.setattr(calibration, "FOLDER", tmp_path)
+    path = tmp_path / "h100.json"
+
+    def said():
+        with pytest.raises(InputError) as raised:
+            calibration.of("h100-80g")
+        return str(raised.value)
+
+    ours = ": remove it, or call `megaboa calibrate` again"
+    for text in ("", '{"gpu": ', "[]", "{}", '{"version": 2}'):
+        path.write_text(text)
+        assert said().endswith(ours) and said().count("remove") == 1
+    path.write_text('{"version": 99}')
+    assert said().endswith(": use the Megaboa that wrote it, or a newer one")
+    path.unlink()
+    path.mkdir()
+    assert "directory" in said() and said().endswith(ours)
 
 
 def test_a_graph_spares_the_host_what_is_in_it():

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import functools
+import json
+import math
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 from megaboa import peaks, records
 from megaboa.errors import InputError
 from megaboa.peaks import Gpu
-from megaboa.records import Calibration, HeldBack, Law
+from megaboa.records import Calibration, HeldBack, Law, RecordError
 
 FOLDER = Path("calibrations")  # in the user's working directory
 SHIPPED = Path(__file__).parent / "calibrations"
@@ -21,7 +24,7 @@ def of(gpu: str | None) -> Calibration | None:
     kind = (gpu or "").split("-")[0]
     for path in (FOLDER / f"{kind}.json", SHIPPED / f"{kind}.json"):
         if path.exists():
-            return _read(path, path.stat().st_mtime_ns)
+            return _read(path, kind, path.stat().st_mtime_ns)
     known = peaks.of(gpu)
     return _scaled(known) if known else None
 
@@ -57,16 +60,53 @@ def _errors(held: HeldBack) -> str:
 
 
 @functools.cache
-def _read(path: Path, _changed: int) -> Calibration:
+def _read(path: Path, kind: str, _changed: int) -> Calibration:
     try:
-        found = records.read(Calibration, path)
-        if not (found.products and found.layer and {"forward", "backward"} <= found.attention.keys()):
-            raise ValueError("it lacks products, layers or attention")
-        return found
-    except ValueError as error:  # includes invalid JSON and records
-        raise InputError(
-            f"{path} is not a calibration ({error}): remove it, or call `megaboa calibrate` again"
-        ) from None
+        found = records.parse(Calibration, json.loads(path.read_text(encoding="utf-8")), path)
+        problem = _problem(found, kind)
+    except RecordError:  # has the remedy
+        raise
+    except (ValueError, IsADirectoryError, AttributeError, TypeError) as error:  # no JSON, or values of other kinds
+        problem = str(error)
+    if problem:
+        raise InputError(f"{path}: is not a calibration of {kind} ({problem}): {Calibration.REMEDY}")
+    return found
+
+
+def _problem(found: Calibration, kind: str) -> str | None:
+    """What would make its predictions wrong, or impossible."""
+    if found.gpu != kind:
+        return f"gpu is {found.gpu}"
+    first = "fp32" if kind == "cpu" else "bf16"
+    lacking = [name for name in ("products", "layer") if first not in getattr(found, name)]
+    if lacking:
+        return f"{lacking[0]} lacks {first}"
+    if missing := {"forward", "backward"} - found.attention.keys():
+        return f"attention lacks {' and '.join(sorted(missing))}"
+    rates: dict[str, float] = {"node.ranks": found.node.ranks}
+    seconds = {"launch": found.launch, "tensor_host": found.tensor_host, "micro_batch": found.micro_batch}
+    seconds |= {f"layer.{name}": value for name, value in found.layer.items()}
+    for name, law in _laws(found):
+        if not isinstance(law, Law):
+            return f"{name} is {law!r}"
+        rates |= {f"{name}.rate": law.rate} | ({} if law.moved is None else {f"{name}.moved": law.moved})
+        seconds |= {f"{name}.latency": law.latency, f"{name}.group": law.group}
+    for name, value in (rates | seconds).items():
+        is_number = isinstance(value, int | float) and math.isfinite(value)
+        if not is_number or value < 0 or (value == 0 and name in rates):
+            return f"{name} is {value!r}"
+    return None
+
+
+def _laws(found: Calibration) -> Iterator[tuple[str, Law]]:
+    for what in ("products", "grouped", "attention"):
+        yield from ((f"{what}.{name}", law) for name, law in getattr(found, what).items())
+    yield "memory", found.memory
+    if found.experts_host:
+        yield "experts_host", found.experts_host
+    for what, link in (("node", found.node), ("network", found.network)):
+        if link:
+            yield from ((f"{what}.{name}", getattr(link, name)) for name in COLLECTIVES)
 
 
 @functools.cache

@@ -41,6 +41,7 @@ class Record:
     VERSION_KEY: ClassVar[str] = "version"
     VERSION: ClassVar[int] = 0  # raised with every change that older readers would misread
     OLDEST: ClassVar[int] = 0  # raised with every change after which files of earlier versions would be misread
+    REMEDY: ClassVar[str] = "remove it, and call again to have it made"  # for a file that can't be read
     more: Tree = field(default_factory=dict, repr=False)
 
 
@@ -91,7 +92,7 @@ def _no_record(kind: type[Record], source: str | Path, why: str) -> RecordError:
         return RecordError(
             f"{source}: has a line {kind.event!r} that can't be read ({why}): repair or remove that line"
         )
-    return RecordError(f"{source}: can't be read as {kind.__name__} ({why}): remove it, and call again to have it made")
+    return RecordError(f"{source}: can't be read as {kind.__name__} ({why}): {kind.REMEDY}")
 
 
 def plain(record: Record) -> Tree:

@@ -80,6 +80,7 @@ class Calibration(Record):
     """
 
     VERSION = OLDEST = 2
+    REMEDY = "remove it, or call `megaboa calibrate` again"
     name: str
     gpu: str  # as in resources.gpu, without the memory
     source: str
