@@ -749,6 +749,15 @@ CASES = {
         {"precision": "bf16_with_nvfp4_mixed", "gpu": "b200-180g"},
         {"precision": FP8, "gpu": "h100-80g"},
     ),
+    "torch_has_kernels_for_the_gpu": Case(
+        {"precision": "fp16_mixed", "gpu": "v100-32g"},
+        "resources.gpu",
+        "v100-32g: the locked torch has no kernels for it; only an older image may",
+        (),
+        {"precision": "fp16_mixed", "gpu": "a100-80g"},
+        {"precision": "fp16_mixed", "gpu": None},
+        level="warning",
+    ),
     "attention_in_fp8_has_kernels": Case(
         {"precision": FP8, "gpu": "h200-141g", "fp8_attention": True, "head_dim": 128},
         "mixed_precision.fp8_dot_product_attention",
@@ -1032,9 +1041,11 @@ def test_the_recipe_of_megatron_bridge_6024_whose_batch_fills_no_ranks():
     assert not table.check(facts(world_size=256, nodes=32, gpus_per_node=8, tp=2, sp=True, gbs=768, mbs=1))
 
 
-def test_fp8_needs_ada_and_a_recipe_says_how_many_gpus():
+def test_fp8_needs_ada_and_bf16_ampere_and_a_recipe_says_how_many_gpus():
     [found] = table.check(facts(precision=FP8, gpu="a100-80g"))
     assert "on a100, which has no units for it: it needs Ada or Hopper" in str(found)
+    [found] = [one for one in table.check(facts(precision="bf16_mixed", gpu="v100-32g")) if one.level == "error"]
+    assert "bf16_mixed on v100, which has no units for it: it needs Ampere; nearest: fp16_mixed or fp32" in str(found)
     [found] = table.check(facts(tuned_for=("h100", 8), gpus_per_node=2))
     assert str(found).startswith("resources.nodes: 2 h100: NVIDIA chose")
 

@@ -28,8 +28,8 @@ def context_ranks_have_attention(f: Facts) -> Broken | None:
 
 
 def gpu_calculates_in_the_precision(f: Facts) -> Broken | None:
-    """FP8 needs Ada or Hopper at least, MXFP8 and NVFP4 Blackwell: Transformer Engine refuses them elsewhere
-    (quantization.py)."""
+    """bf16 needs Ampere at least, FP8 Ada or Hopper, MXFP8 and NVFP4 Blackwell: Transformer Engine refuses the latter
+    elsewhere (quantization.py)."""
     precision, gpu = f.training.precision or "", peaks.of(f.cluster.gpu)
     if f.cluster.device != "cuda" or gpu is None:
         return None
@@ -38,7 +38,18 @@ def gpu_calculates_in_the_precision(f: Facts) -> Broken | None:
         return Broken("training.precision", f"{lacks} Blackwell")
     if gpu.generation < Generation.ADA and "fp8" in precision:
         return Broken("training.precision", f"{lacks} Ada or Hopper")
+    if gpu.generation < Generation.AMPERE and "bf16" in precision:
+        return Broken("training.precision", f"{lacks} Ampere", ("fp16_mixed", "fp32"))
     return None
+
+
+def torch_has_kernels_for_the_gpu(f: Facts) -> Broken | None:
+    """The locked torch is built with CUDA 13, which has no kernels for GPUs before Turing: the first step fails, unless
+    an image has an older CUDA."""
+    gpu = peaks.of(f.cluster.gpu)
+    if f.cluster.device != "cuda" or gpu is None or gpu.generation >= Generation.TURING:
+        return None
+    return warning("resources.gpu", f"{f.cluster.gpu}: the locked torch has no kernels for it; only an older image may")
 
 
 def attention_in_fp8_has_kernels(f: Facts) -> Broken | None:
@@ -78,6 +89,7 @@ RULES = (
     machine_has_the_gpus,
     context_ranks_have_attention,
     gpu_calculates_in_the_precision,
+    torch_has_kernels_for_the_gpu,
     attention_in_fp8_has_kernels,
     gpus_are_those_of_the_recipe,
 )
