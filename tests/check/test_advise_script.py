@@ -35,6 +35,11 @@ def test_what_it_cannot_know_is_asked_for(tmp_path):
     assert "no legal layout fits" in advise(tmp_path, "--gpu", "h100-8g", code=1)
 
 
+def test_on_several_nodes_the_network_is_assumed(tmp_path):
+    assert "; between nodes 40 GB/s per GPU are assumed" in advise(tmp_path, "--nodes", "2", "--top", "1")
+    assert "assumed" not in advise(tmp_path, "--top", "1")
+
+
 def test_fp32_has_no_predicted_times(tmp_path, monkeypatch):
     monkeypatch.setitem(EXPERIMENT, "training", {**EXPERIMENT["training"], "precision": "fp32"})
     assert advise(tmp_path, code=1).endswith("16 bits and fewer: take bf16_mixed for a prediction\n")

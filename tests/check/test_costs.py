@@ -39,6 +39,13 @@ def test_time_is_predicted_by_layout_and_by_the_one_model_of_speed(layout):
     assert bool(layout) == (found.step_seconds != costs.of_run(course(facts(mbs=8, world=2))).step_seconds)
 
 
+def test_a_run_on_several_nodes_says_that_its_network_is_assumed():
+    given = course(facts(world=2))
+    several = dataclasses.replace(given, cluster=dataclasses.replace(given.cluster, nodes=2, gpus_per_node=1))
+    assert costs.of_run(several).source.endswith(", network assumed)")
+    assert "assumed" not in costs.of_run(given).source
+
+
 def test_the_time_of_fp32_is_unknown_until_it_is_measured():
     given = course(facts())
     given = dataclasses.replace(given, training=dataclasses.replace(given.training, precision="fp32"))

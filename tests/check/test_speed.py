@@ -6,6 +6,7 @@ import json
 import pytest
 from facts_of import facts
 
+from megaboa import records
 from megaboa.check import calibration, search_space, speed
 from megaboa.errors import InputError
 from megaboa.files import read_json, write_json
@@ -247,6 +248,18 @@ def test_the_error_of_a_broken_calibration_has_one_remedy(tmp_path, monkeypatch)
     path.unlink()
     path.mkdir()
     assert "directory" in said() and said().endswith(ours)
+
+
+def test_a_network_that_was_not_measured_is_assumed_and_the_prediction_says_so(tmp_path, monkeypatch):
+    assert "network" not in calibration.short("h200-141g", False) and "assumed" not in calibration.told("h200-141g")
+    assert calibration.short("h200-141g", False, nodes=2).endswith(", network assumed)")
+    told = "; between nodes {} GB/s per GPU are assumed, not measured"
+    assert calibration.told("h200-141g", nodes=2).endswith(told.format(40))
+    assert calibration.told("a100-80g", nodes=2).endswith(told.format(14))  # of the machine whose runs were published
+    shipped = calibration.of("h200-141g")
+    monkeypatch.setattr(calibration, "FOLDER", tmp_path)
+    records.write(tmp_path / "h200.json", dataclasses.replace(shipped, network=shipped.node))
+    assert "assumed" not in calibration.short("h200-141g", False, nodes=2) + calibration.told("h200-141g", nodes=2)
 
 
 def test_a_graph_spares_the_host_what_is_in_it():

@@ -16,6 +16,8 @@ from megaboa.records import Calibration, HeldBack, Law, RecordError
 
 FOLDER = Path("calibrations")  # in the user's working directory
 SHIPPED = Path(__file__).parent / "calibrations"
+# Used if only GPUs of one node were measured: 400 Gbit/s each, of which collectives reach four fifths.
+NETWORK = Law(rate=40e9, latency=30e-6)
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
 
 
@@ -34,15 +36,22 @@ def name(gpu: str | None) -> str:
     return found.name if found else "none"
 
 
-def short(gpu: str | None, is_uncertain: bool) -> str:
+def short(gpu: str | None, is_uncertain: bool, nodes: int = 1) -> str:
     """Name of the calibration, with its median error for such runs among those that it wasn't fitted to
     (`speed.is_uncertain`)."""
     found = of(gpu)
     held = found and (found.held_back_by_host if is_uncertain else found.held_back)
-    return f"{name(gpu)} ({f'off by {held.median:.0%}' if held else 'never checked'})"
+    network = ", network assumed" if assumed_network(found, nodes) else ""
+    return f"{name(gpu)} ({f'off by {held.median:.0%}' if held else 'never checked'}{network})"
 
 
-def told(gpu: str | None) -> str:
+def assumed_network(found: Calibration | None, nodes: int) -> float | None:
+    """Bytes per second and GPU between nodes, if a run has several and collectives between them weren't measured."""
+    law = found.network.all_reduce if found and found.network else NETWORK
+    return law.rate if nodes > 1 and not law.points else None
+
+
+def told(gpu: str | None, nodes: int = 1) -> str:
     """The calibration with its errors for all kinds of runs."""
     found = of(gpu)
     if found is None:
@@ -52,7 +61,9 @@ def told(gpu: str | None) -> str:
         errors.append(_errors(found.held_back))
     if found.held_back_by_host:
         errors.append(f"{_errors(found.held_back_by_host)} of experts or that wait for the host")
-    return f"{found.name}; {'; '.join(errors) or 'never held against runs'}"
+    network = assumed_network(found, nodes)
+    assumed = f"; between nodes {network / 1e9:.0f} GB/s per GPU are assumed, not measured" if network else ""
+    return f"{found.name}; {'; '.join(errors) or 'never held against runs'}{assumed}"
 
 
 def _errors(held: HeldBack) -> str:

@@ -121,7 +121,8 @@ def _step_seconds(
         return step / ((f.layout.world_size or 1) * peak * mfu), f"{mfu:.0%} of peak"
     if predicted is None:
         return None, "unknown"
-    source = f"predicted by {calibration.short(f.cluster.gpu, speed.is_uncertain(f, predicted))}"
+    by = calibration.short(f.cluster.gpu, speed.is_uncertain(f, predicted), f.cluster.nodes)
+    source = f"predicted by {by}"
     if correction is None:
         return predicted.seconds, source
     runs = "a run" if correction.runs == 1 else f"{correction.runs} runs"

@@ -20,8 +20,6 @@ from megaboa.check.work import Message, Part, Product
 from megaboa.errors import InputError
 from megaboa.records import Calibration, Law, Link
 
-# Used if only GPUs of one node were measured: 400 Gbit/s each, of which collectives reach four fifths.
-NETWORK = Law(rate=40e9, latency=30e-6)
 FP32 = "fp32"
 TYPES = {  # part of a precision's name -> type in a calibration, and speed relative to bf16 if it wasn't measured
     "fp8_current": ("fp8_current", 1.5),
@@ -326,7 +324,7 @@ class _Model:
         if ranks <= inside:
             return law, node.ranks
         network = self.known.network
-        outer: Law = getattr(network, kind) if network else NETWORK
+        outer: Law = getattr(network, kind) if network else calibration.NETWORK
         alone = inside if kind not in ("all_to_all", "send") else ranks / (ranks - inside) if kind != "send" else 1
         return Law(rate=min(law.rate, outer.rate * alone), latency=law.latency + outer.latency), max(2, node.ranks)
 

@@ -41,7 +41,9 @@ def main(words: list[str]) -> int:
         ranks = facts.cluster.nodes * facts.cluster.gpus_per_node
         print(f"no legal layout fits on {counted(ranks, 'GPU')} of {wanted['gpu']}: take more nodes", file=sys.stderr)
         return 1
-    print(f"{adviser.text(found)}\ntimes by {calibration.told(wanted['gpu'])}\n\n{adviser.yaml(found)}")
+    print(
+        f"{adviser.text(found)}\ntimes by {calibration.told(wanted['gpu'], wanted['nodes'])}\n\n{adviser.yaml(found)}"
+    )
     return 0
 
 
