@@ -60,8 +60,20 @@ def _ranks_of(run: RunFolder, out: Path) -> int:
     measured = records.read(records.Calibration, out)
     calibration.FOLDER.mkdir(exist_ok=True)
     records.write(calibration.FOLDER / f"{measured.gpu}.json", measured)
-    print(f"predictions in this folder are made with {calibration.FOLDER}/{measured.gpu}.json from now on")
+    print(_used(measured.gpu, launch.gpu))
     return 0
+
+
+def _used(measured: str, asked: str | None) -> str:
+    """Which predictions take the measured GPU's file; `asked` is the run's `resources.gpu`."""
+    file = calibration.FOLDER / f"{measured}.json"
+    kind, _, memory = (asked or "").partition("-")
+    if kind in ("", measured):
+        return f"predictions in this folder are made with {file} from now on"
+    return (
+        f"resources.gpu: {asked}, and the GPUs are of the kind {measured}: "
+        f"with {measured}-{memory} predictions are made with {file}, with {asked} they are not"
+    )
 
 
 def _start(words: list[str], ranks: int, device: str) -> int:
