@@ -43,7 +43,8 @@ def test_a_rank_that_fails_ends_the_others(tmp_path):
     assert done.returncode != 0 and "/proc/no" in done.stderr
 
 
-def test_a_gpu_of_another_kind_than_the_experiment_says_is_told():
+def test_a_gpu_of_another_kind_than_the_experiment_says_is_told(monkeypatch):
+    monkeypatch.setattr(calibration, "FOLDER", Path("calibrations"))
     used = "predictions in this folder are made with calibrations/h100.json from now on"
     assert calibrate._used("h100", "h100-80g") == calibrate._used("h100", None) == used
     assert calibrate._used("h100pcie", "h100-80g") == (
