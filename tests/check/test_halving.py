@@ -164,6 +164,15 @@ def test_failures_are_given_up_and_crashes_are_tried_twice():
     assert verdict.confidence == 1.0
 
 
+def test_a_setting_that_was_not_measured_may_be_the_fastest():
+    trials = [trial("a", 1, 1.0, 1.0, 1.01), trial("c", 1, state="failed")]
+    assert halving.decide(["a", "b", "c"], trials, TOLERANCE, CONFIDENCE).confidence == 0.0
+    trials.append(trial("b", 1, state="out_of_memory"))
+    assert halving.decide(["a", "b", "c"], trials, TOLERANCE, CONFIDENCE).confidence == 0.0, "c crashed only once"
+    trials.append(trial("c", 1, state="failed"))
+    assert halving.decide(["a", "b", "c"], trials, TOLERANCE, CONFIDENCE).confidence == 1.0
+
+
 def test_where_nothing_works_it_ends():
     trials = [trial(name, 1, state="out_of_memory") for name in "ab"]
     verdict = halving.decide(["a", "b"], trials, TOLERANCE, CONFIDENCE)

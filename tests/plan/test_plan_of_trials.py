@@ -52,6 +52,8 @@ def test_a_setting_says_how_it_differs_from_the_users_run(tuning_of):
     assert plan.runs[0].name == "tp2-sp-mbs1"
     assert plan["mbs2"].values == {"parallel.tp": 1, "parallel.sp": False, "training.micro_batch_size": 2}
     assert plan["tp2-sp-mbs1-recompute"].values["overrides.model.recompute_granularity"] == "full"
+    own, *_ = specifications.tune(Shared(plan)).settings
+    assert (own.name, own.values) == ("tp2-sp-mbs1", {}), "the micro-batch is only there because a run needs a key"
 
 
 def test_three_more_keys_make_no_name_that_is_too_long(tuning_of):

@@ -45,7 +45,7 @@ def done():
 
 
 def test_a_row_for_each_setting_also_where_memory_ran_out(done):
-    found = trials.summary(spec(), done, is_cut_short=False)
+    found = trials.summary(spec(), done)
     assert [row.setting.name for row in found.settings] == ["tp2-mbs2", "mbs2", "mbs1", "tp2-recompute", "mbs8"]
     assert found.winner == "tp2-mbs2"
     assert found.ended == "confident"
@@ -58,25 +58,60 @@ def test_a_row_for_each_setting_also_where_memory_ran_out(done):
 
 
 def test_what_each_key_of_the_winner_is_worth(done):
-    found = {one.key: one for one in trials.summary(spec(), done, is_cut_short=False).worth}
+    found = {one.key: one for one in trials.summary(spec(), done).worth}
     assert (found["parallel.tp"].instead, found["training.micro_batch_size"].instead) == ("mbs2", "mbs1")
     assert found["parallel.tp"].slower == pytest.approx(0.2, abs=1e-3)
     assert found["overrides.model.recompute_granularity"].instead == "tp2-recompute"
 
 
 def test_the_winner_can_be_pasted(done):
-    text = trials.yaml(trials.summary(spec(), done, is_cut_short=False))
+    text = trials.yaml(trials.summary(spec(), done))
     assert yaml.safe_load(text) == {"parallel": {"tp": 2}, "training": {"micro_batch_size": 2}}
 
 
 def test_it_says_how_sure_it_is_when_the_time_is_up(done):
-    found = trials.summary(spec(confidence=0.9999), done[:4], is_cut_short=True)
-    assert found.ended == "out_of_time"
+    found = trials.summary(spec(confidence=0.9999), done[:5])
+    assert found.ended == "out_of_time" and 0 < found.confidence < 0.9999
     assert any("raise tune.minutes" in sentence for sentence in trials.conclusion(found))
 
 
+def test_while_a_setting_is_untried_nothing_is_sure(done):
+    """It may be the fastest: it doesn't count as one that doesn't work."""
+    found = trials.summary(spec(), done[:1])
+    assert (found.winner, found.confidence, found.ended) == ("mbs1", 0.0, "out_of_time")
+    first, second, third = trials.conclusion(found)
+    assert first == "mbs1: 1.4 s/step, of 5 settings, 1 of which works, 4 not tried"
+    assert second.startswith("0.0% sure") and "(1 trial, 0.1 minutes" in second
+    assert third.startswith("the time was up before it was as sure as tune.confidence")
+
+
+def test_a_sure_result_is_not_called_unsure_where_a_round_was_broken_off(done):
+    found = trials.summary(spec(), done[:-1])
+    assert found.ended == "round_unfinished" and found.confidence > 0.95
+    assert trials.conclusion(found)[-1].startswith("the time was up in a round, whose other trials may change this")
+
+
+def test_a_setting_counts_by_the_median_of_its_trials(done):
+    """Not by the fastest, which would favour what was tried most often."""
+    noisy = [trial("mbs2", 3), trial("mbs2", 4)]
+    faster, slower = (
+        records.parse(Trial, {**records.plain(one), "steps": [share * second for second in one.steps]}, "a trial")
+        for one, share in zip(noisy, (0.5, 1.1), strict=True)
+    )
+    found = trials.summary(spec(), [*done, faster, slower])
+    row = next(row for row in found.settings if row.setting.name == "mbs2")
+    assert (row.trials, row.seconds) == (4, pytest.approx(1.2, rel=0.01))
+    assert "slower: by trials of the same rounds" in trials.text(found)
+
+
+def test_where_the_run_as_it_is_wins_there_is_nothing_to_paste(done):
+    text = trials.yaml(trials.summary(spec(), [trial("mbs1", 1), trial("tp2-recompute", 1)]))
+    assert yaml.safe_load(text) is None
+    assert "it is the run as it is" in text
+
+
 def test_nothing_works():
-    found = trials.summary(spec(), [trial(name, 1, state="out_of_memory") for name in SETTINGS], is_cut_short=False)
+    found = trials.summary(spec(), [trial(name, 1, state="out_of_memory") for name in SETTINGS])
     assert (found.winner, found.ended) == (None, "nothing_works")
     assert trials.conclusion(found) == ["no setting works: 5 trials failed"]
 

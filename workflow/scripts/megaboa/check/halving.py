@@ -5,8 +5,9 @@ This is a pure function of the trials so far, so an interrupted search resumes w
 Round 1 tries every setting once, and round 2 at least the fastest quarter again. Each later round tries the leader and,
 of the settings that may still be faster, the most likely half. For every other setting there is a chance that it is
 faster than the leader by more than the tolerance; the search ends when the sum of these chances is below 1 -
-confidence. Settings that a round doesn't try stay in this sum, so that a setting is only excluded by measurements. If a
-setting's only trial met a busy machine, the scatter of its steps shows that.
+confidence. Settings that a round doesn't try stay in this sum, so that a setting is only excluded by measurements. One
+that wasn't measured yet counts with a chance of 1, because nothing is known about it. If a setting's only trial met a
+busy machine, the scatter of its steps shows that.
 
 A trial's value is the logarithm of its step time, modelled as the setting's value, plus the round's (a machine that is
 slower for a while is slower for all), plus noise. Of several trials the median counts, because about one in twenty
@@ -99,7 +100,8 @@ def _after(
     out = given_up(known)
     done = {trial.setting for trial in known if trial.round == current and trial.steps}
     found = estimate(known)
-    sure = 1 - sum(found.chance(name, tolerance) for name in found.logs) if found else 0.0
+    is_open = found is None or any(name not in found.logs and name not in out for name in settings)
+    sure = 0.0 if is_open else 1 - sum(found.chance(name, tolerance) for name in found.logs)
     return Verdict(current, tuple(name for name in batch if name not in done | out), found, max(sure, 0.0))
 
 

@@ -217,7 +217,9 @@ def tune(shared: Shared) -> TuneSpec:
     settings = []
     for run in shared.plan.runs:
         known = wanted.predicted.get(run.name, PredictedSetting())
-        settings.append(Setting(name=run.name, values=dict(run.values), seconds=known.seconds, gib=known.gib))
+        # The first is the run as it is. It has a value only because every run of a sweep needs one.
+        values = dict(run.values) if settings else {}
+        settings.append(Setting(name=run.name, values=values, seconds=known.seconds, gib=known.gib))
     begin, end = shared.plan.experiment.profile.steps
     return TuneSpec(
         own=settings[0].name,

@@ -58,9 +58,9 @@ class Tried(Record):
     state: str
     why: str | None = None
     trials: int = 0
-    seconds: float | None = None
+    seconds: float | None = None  # median of its trials
     gib: float | None = None
-    slower: float | None = None  # relative to the winner: 0.1 for 10%
+    slower: float | None = None  # relative to the winner in the same rounds: 0.1 for 10%
     error: float | None = None  # standard error of `slower`
     chance: float | None = None  # chance that it is faster than the winner by more than the tolerance
 
@@ -81,9 +81,9 @@ class Tuning(Record):
     """tune.json: the winner, and every setting that was tried."""
 
     winner: str | None
-    confidence: float  # chance that no setting that was tried is faster than the winner by more than `tolerance`
+    confidence: float  # chance that no setting is faster than the winner by more than `tolerance`; 0 if one is untried
     tolerance: float
-    ended: Literal["confident", "out_of_time", "nothing_works"]
+    ended: Literal["confident", "out_of_time", "round_unfinished", "nothing_works"]
     noise: float | None = None  # standard deviation of a trial's step time, as a share of it
     rounds: int
     trials: int

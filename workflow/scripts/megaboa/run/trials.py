@@ -14,9 +14,11 @@ import math
 import os
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -59,7 +61,7 @@ def tune(folder: ExperimentFolder, spec: TuneSpec, say: Say) -> Tuning:
             name = batch[0]
             ledger.add(here.measure(runs[name], identities[name], verdict.round))
             say(f"round {verdict.round}, {len(batch) - 1} more: {told(ledger.trials[-1])}")
-    return summary(spec, ledger.trials, bool(batch))
+    return summary(spec, ledger.trials)
 
 
 @contextlib.contextmanager
@@ -257,17 +259,20 @@ def told(trial: Trial) -> str:
     return f"{trial.setting} {result} ({trial.took:.0f} s)"
 
 
-def summary(spec: TuneSpec, trials: Sequence[Trial], is_cut_short: bool) -> Tuning:
-    """The result of the trials. `is_cut_short`: time ran out before the search was sure."""
+def summary(spec: TuneSpec, trials: Sequence[Trial]) -> Tuning:
+    """The result of the trials, whether the search is over or its time is up."""
     verdict = halving.decide([one.name for one in spec.settings], trials, spec.tolerance, spec.confidence)
     found = verdict.estimate
+    ended = "confident"
+    if verdict.batch:
+        ended = "out_of_time" if verdict.confidence < spec.confidence else "round_unfinished"
     rows = [_row(one, trials, found, spec) for one in spec.settings]
     rows.sort(key=lambda row: (row.slower is None, row.slower or 0.0))
     return Tuning(
         winner=found.leader if found else None,
         confidence=verdict.confidence,
         tolerance=spec.tolerance,
-        ended="nothing_works" if found is None else "out_of_time" if is_cut_short else "confident",
+        ended="nothing_works" if found is None and not verdict.batch else ended,
         noise=found.noise if found else None,
         rounds=max((trial.round for trial in trials), default=0),
         trials=len(trials),
@@ -287,7 +292,7 @@ def _row(setting: Setting, trials: Sequence[Trial], found: halving.Estimate | No
         setting=setting,
         state="measured",
         trials=len(own),
-        seconds=min(halving.seconds_of(trial) for trial in own if trial.steps),
+        seconds=statistics.median(halving.seconds_of(trial) for trial in own if trial.steps),
         gib=max((trial.gib for trial in own if trial.gib), default=None),
         slower=_share(found.behind(name)),
         error=found.error(name) if name != found.leader else None,
@@ -319,13 +324,13 @@ UNCHANGED = "as it is"
 def yaml(tuning: Tuning) -> str:
     """The winner's keys, to paste into the experiment."""
     found = next((row for row in tuning.settings if row.setting.name == tuning.winner), None)
-    if found is None:
-        return "# no setting works\n"
+    lines = [f"# {sentence}" for sentence in conclusion(tuning)]
     sections: dict[str, dict[str, Any]] = {}
-    for key, value in found.setting.values.items():
+    for key, value in found.setting.values.items() if found else ():
         section, _, name = key.partition(".")
         sections.setdefault(section, {})[name] = value
-    lines = [f"# {sentence}" for sentence in conclusion(tuning)]
+    if found and not found.setting.values:
+        lines.append("# it is the run as it is: there is nothing to change")
     for section, values in sections.items():
         listed = ", ".join(f"{name}: {json.dumps(value)}" for name, value in values.items())
         lines.append(f"{section}: {{{listed}}}")
@@ -335,17 +340,28 @@ def yaml(tuning: Tuning) -> str:
 def conclusion(tuning: Tuning) -> list[str]:
     """The conclusions, one sentence each."""
     if tuning.winner is None:
-        return [f"no setting works: {tuning.trials} trials failed"]
+        result = "no setting works" if tuning.ended == "nothing_works" else "no setting was measured"
+        return [f"{result}: {counted(tuning.trials, 'trial')} failed", *_time_was_up(tuning)]
     row = next(row for row in tuning.settings if row.setting.name == tuning.winner)
-    measured = sum(one.state == "measured" for one in tuning.settings)
-    said = [
-        f"{tuning.winner}: {row.seconds:.4g} s/step, of {len(tuning.settings)} settings, {measured} of which work",
+    states = Counter(one.state for one in tuning.settings)
+    works = "1 of which works" if states["measured"] == 1 else f"{states['measured']} of which work"
+    untried = f", {states['not_tried']} not tried" if states["not_tried"] else ""
+    noise = f"noise of a trial {tuning.noise:.1%}"
+    return [
+        f"{tuning.winner}: {row.seconds:.4g} s/step, of {counted(len(tuning.settings), 'setting')}, {works}{untried}",
         f"{tuning.confidence:.1%} sure that none of them is faster by more than {tuning.tolerance:.0%}"
-        f" ({tuning.trials} trials, {tuning.minutes:.1f} minutes, noise of a trial {tuning.noise:.1%})",
+        f" ({counted(tuning.trials, 'trial')}, {tuning.minutes:.1f} minutes, {noise})",
+        *_time_was_up(tuning),
     ]
+
+
+def _time_was_up(tuning: Tuning) -> list[str]:
+    more = "raise tune.minutes, and call again"
     if tuning.ended == "out_of_time":
-        said.append("the time was up before it was as sure as tune.confidence: raise tune.minutes, and call again")
-    return said
+        return [f"the time was up before it was as sure as tune.confidence: {more}"]
+    if tuning.ended == "round_unfinished":
+        return [f"the time was up in a round, whose other trials may change this: {more}"]
+    return []
 
 
 COLUMNS = (
@@ -392,6 +408,8 @@ def text(tuning: Tuning) -> str:
     rows = [COLUMNS[:7], *(row[:7] for row in table(tuning))]
     widths = [max(len(row[place]) for row in rows) for place in range(7)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    if tuning.rounds > 1:
+        lines.append("slower: by trials of the same rounds, because the machine isn't equally fast in all of them")
     if tuning.worth:
         lines += ["", "what each key of it is worth: the fastest setting with another value is slower by"]
         for one in tuning.worth:

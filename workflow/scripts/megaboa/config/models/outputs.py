@@ -220,10 +220,10 @@ class Tune(Section):
         0.03, "settings that are faster than the winner by no more than this share don't matter"
     )
     confidence: Annotated[float, Field(ge=0.5, lt=1)] = key(
-        0.95, "the search ends when it is this sure that no setting tried is faster by more than `tolerance`"
+        0.95, "the search ends when it is this sure that none of the settings is faster by more than `tolerance`"
     )
     minutes: PositiveFloat = key(
-        10.0, "trials together take no longer, however sure it is then; a call with more minutes resumes"
+        10.0, "after which no trial begins, however sure it is then; a call with more minutes resumes"
     )
     trial_minutes: PositiveFloat = key(5.0, "a trial that takes longer is ended, and its setting given up")
     also: dict[str, list[Any]] = key(
