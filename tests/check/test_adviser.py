@@ -1,6 +1,7 @@
 """Layouts by predicted speed: beside what was measured, and beside the rules of thumb."""
 
 import dataclasses
+import re
 
 import pytest
 import yaml
@@ -50,10 +51,19 @@ def test_what_is_advised_is_legal_fits_and_is_no_slower_than_the_rule_of_thumb(s
 
 def test_a_sweep_that_can_be_pasted():
     found = adviser.advise(facts("7B"), top=3)
-    runs = yaml.safe_load(adviser.yaml(found))["sweep"]["runs"]
-    assert [dict(one.values) for one in found] == list(runs.values())
+    runs = yaml.safe_load(adviser.yaml(found, facts("7B")))["sweep"]["runs"]
+    assert [one.name for one in found] == list(runs)
     assert all("training.micro_batch_size" in values for values in runs.values())
-    assert len(adviser.text(found).splitlines()) == 4
+    assert [line.split()[0] for line in adviser.text(found).splitlines()[1:4]] == list(runs)
+
+
+def test_layouts_that_may_not_fit_are_marked_as_the_plan_warns_of_them():
+    found = adviser.advise(facts("70B"), top=40)
+    tight = [one for one in found if fit.memory_suffices(one.facts, table.is_legal)]
+    assert 0 < len(tight) < len(found)
+    lines = adviser.text(found).splitlines()
+    assert [one for one, line in zip(found, lines[1:], strict=False) if "! " in line] == tight
+    assert lines[-1].startswith("!: h100-80g has 79.2 GiB; with the prediction's error of ")
 
 
 def test_experts_are_spread_where_that_helps():
@@ -64,5 +74,20 @@ def test_experts_are_spread_where_that_helps():
 
 
 def test_nothing_is_advised_where_nothing_fits():
-    given = facts("70B")
-    assert adviser.advise(dataclasses.replace(given, cluster=Cluster("cuda", 1, 1, "h100-80g"))) == []
+    given = dataclasses.replace(facts("70B"), cluster=Cluster("cuda", 1, 8, "h100-80g"))
+    assert adviser.advise(given) == []
+    told = re.search(
+        r"the smallest of \d+ legal ones takes (.*) of 79.2 GiB; (\d) nodes suffice", adviser.why_none(given)
+    )
+    assert float(told[1]) > 79.2 and adviser.advise(adviser.on_nodes(given, int(told[2])))
+    small = dataclasses.replace(given, cluster=Cluster("cuda", 1, 8, "h100-8g"))
+    assert "don't suffice: take GPUs with more memory" in adviser.why_none(small)
+
+
+@pytest.mark.parametrize(("nodes", "gpus", "nearest"), [(1, 7, "1022 or 1029"), (1000, 8, "8000")])
+def test_where_the_batch_allows_no_layout_more_nodes_are_not_the_remedy(nodes, gpus, nearest):
+    given = dataclasses.replace(facts("7B"), cluster=Cluster("cuda", nodes, gpus, "h100-80g"))
+    assert adviser.advise(given) == []
+    said = adviser.why_none(given)
+    assert "training.global_batch_size: 1024 is not a multiple" in said and f"nearest: {nearest}" in said
+    assert "more nodes" not in said

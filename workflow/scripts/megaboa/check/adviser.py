@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
@@ -11,40 +12,31 @@ from typing import Any
 from megaboa.check import calibration, fit, memory, speed, table
 from megaboa.check.facts import Facts
 from megaboa.check.memory import GIB
-from megaboa.layout import NAMES
+from megaboa.formats import counted
+from megaboa.layout import AXES, NAMES, Layout, words
 from megaboa.records import Calibration, Tree
 
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
+RECOMPUTE = {  # keys -> facts
+    "overrides.model.recompute_granularity": "recompute",
+    "overrides.model.recompute_method": "recompute_method",
+    "overrides.model.recompute_num_layers": "recompute_layers",
+}
 FULL = {"recompute": "full", "recompute_method": "uniform", "recompute_layers": 1}
+MOST_NODES = 64  # times the nodes that were asked for, tried where nothing fits
 
 
 @dataclass(frozen=True)
 class Advice:
     facts: Facts
     step: speed.Step
-    gib: float
-
-    @property
-    def values(self) -> Tree:
-        """The keys of the experiment for this layout."""
-        layout, kernels = self.facts.layout, self.facts.kernels
-        sizes = {name: getattr(layout, name) for name in NAMES}
-        found: Tree = {f"parallel.{name}": size for name, size in sizes.items() if size not in (1, None)}
-        if layout.sp:
-            found["parallel.sp"] = True
-        found["training.micro_batch_size"] = self.facts.training.mbs
-        if kernels.recompute:
-            found["overrides.model.recompute_granularity"] = kernels.recompute
-            found["overrides.model.recompute_method"] = kernels.recompute_method
-            found["overrides.model.recompute_num_layers"] = kernels.recompute_layers
-        return found
+    need: float  # bytes on the rank with the most
 
     @property
     def name(self) -> str:
-        short = {"training.micro_batch_size": "mbs", "parallel.sp": ""}
-        words = [f"{short.get(key, key.rpartition('.')[2])}{value}" for key, value in self.values.items()]
-        kept = [word for word in words if word != "True" and not word.startswith("recompute")]
-        return "-".join([*kept, *(["recompute"] if self.facts.kernels.recompute else [])])
+        """Short name such as `tp2-mbs4-recompute`. Tensor ranks always have sequence parallelism here."""
+        parts = [*words(vars(self.facts.layout)), f"mbs{self.facts.training.mbs}"]
+        return "-".join([*parts, *(["recompute"] if self.facts.kernels.recompute else [])])
 
 
 def advise(f: Facts, top: int = 8, known: Calibration | None = None) -> list[Advice]:
@@ -59,11 +51,44 @@ def advise(f: Facts, top: int = 8, known: Calibration | None = None) -> list[Adv
         need = memory.peak(candidate).total
         if need > limit:
             continue
-        found = Advice(candidate, speed.of_step(candidate, known), need / GIB)
+        found = Advice(candidate, speed.of_step(candidate, known), need)
         key = dataclasses.astuple(candidate.layout)
         if key not in best or found.step.seconds < best[key].step.seconds:
             best[key] = found
     return sorted(best.values(), key=lambda found: found.step.seconds)[:top]
+
+
+def why_none(f: Facts) -> str:
+    """Why `advise` lists nothing for these nodes, and what would help."""
+    gpus = f"{counted(f.cluster.nodes * f.cluster.gpus_per_node, 'GPU')} of {f.cluster.gpu}"
+    needs = [memory.peak(candidate).total for candidate in candidates(f)]
+    if not needs:
+        # Without parallelism the batch is divided by all GPUs; had it come out even, this layout would be a candidate.
+        plain = dataclasses.replace(f, layout=_plain(f), training=dataclasses.replace(f.training, mbs=1))
+        broken = "; ".join(str(found) for found in table.check(plain) if found.level == "error")
+        return f"no layout is legal on {gpus}; without parallelism: {broken}"
+    text = f"no layout fits on {gpus}: the smallest of {counted(len(needs), 'legal one')} takes {min(needs) / GIB:.1f}"
+    text += f" of {fit.capacity(str(f.cluster.gpu)) / GIB:.1f} GiB"
+    more = (nodes for nodes in _more_nodes(f) if advise(on_nodes(f, nodes), 1))
+    if (nodes := next(more, None)) is not None:
+        return f"{text}; {nodes:,} nodes suffice: --nodes {nodes}"
+    return f"{text}; up to {MOST_NODES} times as many nodes don't suffice: take GPUs with more memory"
+
+
+def _more_nodes(f: Facts) -> list[int]:
+    return [f.cluster.nodes * factor for factor in _powers(MOST_NODES)[1:]]
+
+
+def on_nodes(f: Facts, nodes: int) -> Facts:
+    return dataclasses.replace(f, cluster=dataclasses.replace(f.cluster, nodes=nodes))
+
+
+def _plain(f: Facts) -> Layout:
+    """The layout without parallelism, apart from copies; what no key of a candidate sets stays as the experiment has
+    it."""
+    sizes = {axis.name: axis.default for axis in AXES}
+    world = f.cluster.nodes * f.cluster.gpus_per_node
+    return dataclasses.replace(f.layout, world_size=world, **sizes, sp=False, fsdp="none", distributed_optimizer=True)
 
 
 def candidates(f: Facts, shortest: int = 4096) -> Iterator[Facts]:
@@ -74,17 +99,16 @@ def candidates(f: Facts, shortest: int = 4096) -> Iterator[Facts]:
     stages = [pp for pp in range(1, min(layers, world) + 1) if world % pp == 0 and (layers % pp == 0 or pp == 1)]
     context = [cp for cp in _powers(world) if cp == 1 or (f.training.seq_length or 0) // cp >= shortest]
     experts = _powers(f.model.experts or 1)
+    plain = _plain(f)
     for tp, pp, cp, ep in product(tensor, stages, context, experts):
         for vpp in _interleaved(layers, pp):
-            layout = dataclasses.replace(
-                f.layout, world_size=world, tp=tp, pp=pp, vpp=vpp, cp=cp, ep=ep, sp=tp > 1, distributed_optimizer=True
-            )
+            layout = dataclasses.replace(plain, tp=tp, pp=pp, vpp=vpp, cp=cp, ep=ep, sp=tp > 1)
             yield from _filled(dataclasses.replace(f, layout=layout))
 
 
 def _filled(f: Facts) -> Iterator[Facts]:
     """The layout with every micro-batch size that divides the batch, with and without recomputation."""
-    for mbs, kernels in product(MICRO_BATCHES, ({}, FULL)):
+    for mbs, kernels in product(MICRO_BATCHES, (dict.fromkeys(RECOMPUTE.values()), FULL)):
         training = dataclasses.replace(f.training, mbs=mbs)
         found = dataclasses.replace(f, training=training, kernels=dataclasses.replace(f.kernels, **kernels))
         if found.microbatches and table.is_legal(found):
@@ -101,22 +125,49 @@ def _interleaved(layers: int, pp: int) -> list[int | None]:
     return [None, *(chunks for chunks in (2, 4) if (layers // pp) % chunks == 0)]
 
 
-def yaml(found: list[Advice]) -> str:
-    """A sweep over the layouts, to be pasted into an experiment."""
+def differences(facts: Facts, own: Facts) -> Tree:
+    """The keys of the experiment in which a setting differs from the user's run."""
+    found: Tree = {}
+    for name in (*NAMES, "sp", "fsdp", "distributed_optimizer"):
+        value = getattr(facts.layout, name)
+        if value != getattr(own.layout, name):
+            found[f"parallel.{name}"] = value
+    if facts.training.mbs != own.training.mbs:
+        found["training.micro_batch_size"] = facts.training.mbs
+    for key, name in RECOMPUTE.items():
+        value = getattr(facts.kernels, name)
+        if value != getattr(own.kernels, name):
+            found[key] = value
+    for name in ("nodes", "gpu"):
+        if getattr(facts.cluster, name) != getattr(own.cluster, name):
+            found[f"resources.{name}"] = getattr(facts.cluster, name)
+    return found
+
+
+def yaml(found: list[Advice], own: Facts, model: str | None = None) -> str:
+    """A sweep over the layouts, to be pasted into the experiment that `own` is from. `model`: its name, if the
+    experiment doesn't choose one itself."""
     lines = ["sweep:", "  runs:"]
     for one in found:
-        values = ", ".join(f"{key}: {_scalar(value)}" for key, value in one.values.items())
-        lines.append(f"    {one.name}: {{{values}}}")
+        # Every run of a sweep needs a key: the micro-batch is always there.
+        keys = {"model": model} if model else {}
+        keys |= differences(one.facts, own) | {"training.micro_batch_size": one.facts.training.mbs}
+        values = ", ".join(f"{key}: {json.dumps(value)}" for key, value in keys.items())
+        lines.append(f"    {one.name}: {{{values.replace('"', '')}}}")
     return "\n".join(lines)
-
-
-def _scalar(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def text(found: list[Advice]) -> str:
     lines = [f"{'layout':32} {'s/step':>8} {'of it':>6} {'GiB':>6}  spent on"]
+    tight = False
     for one in found:
         slower = one.step.seconds / found[0].step.seconds
-        lines.append(f"{one.name:32} {one.step.seconds:8.3g} {slower:6.2f} {one.gib:6.1f}  {one.step.shares(0.02)}")
+        is_tight = fit.may_not_fit(one.facts, one.need)
+        tight = tight or is_tight
+        gib = f"{one.need / GIB:6.1f}{'!' if is_tight else ' '}"
+        lines.append(f"{one.name:32} {one.step.seconds:8.3g} {slower:6.2f} {gib} {one.step.shares(0.02)}")
+    if tight:
+        f = found[0].facts
+        has = f"{f.cluster.gpu} has {fit.capacity(str(f.cluster.gpu)) / GIB:.1f} GiB"
+        lines.append(f"!: {has}; with the prediction's error of {fit.stated_error(f):.0%} it may not fit")
     return "\n".join(lines)

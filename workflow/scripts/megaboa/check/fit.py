@@ -70,12 +70,16 @@ def memory_suffices(f: Facts, is_legal: Callable[[Facts], bool]) -> Broken | Non
     return Broken("resources.gpu", f"{text}; {change} fits by prediction: {after / GIB:.1f} GiB ({change.price})")
 
 
+def may_not_fit(f: Facts, need: float) -> bool:
+    """Whether a run that takes this many bytes by prediction may need more than its GPU has."""
+    return need * (1 + stated_error(f)) > capacity(str(f.cluster.gpu))
+
+
 def _near(f: Facts, need: memory.Breakdown, limit: float) -> Broken | None:
-    error = stated_error(f)
-    if need.total * (1 + error) <= limit:
+    if not may_not_fit(f, need.total):
         return None
-    text = f"{f.cluster.gpu} has {limit / GIB:.1f} GiB, {_described(need)}: with the prediction's error of {error:.0%}"
-    return warning("resources.gpu", f"{text} it may not fit")
+    text = f"{f.cluster.gpu} has {limit / GIB:.1f} GiB, {_described(need)}: with the prediction's error of"
+    return warning("resources.gpu", f"{text} {stated_error(f):.0%} it may not fit")
 
 
 def _described(need: memory.Breakdown) -> str:

@@ -9,15 +9,10 @@ from dataclasses import dataclass
 from megaboa.check import adviser, calibration, fit, memory, speed, table
 from megaboa.check.facts import Facts
 from megaboa.check.memory import GIB
-from megaboa.layout import NAMES
+from megaboa.layout import words
 from megaboa.records import Tree
 
 SHORTEST = {"cuda": 4096, "cpu": 2}  # tokens per context rank: fewer are never worthwhile on GPUs
-RECOMPUTE = {  # Bridge's fields -> facts
-    "overrides.model.recompute_granularity": "recompute",
-    "overrides.model.recompute_method": "recompute_method",
-    "overrides.model.recompute_num_layers": "recompute_layers",
-}
 
 
 @dataclass(frozen=True)
@@ -30,7 +25,7 @@ class Candidate:
     def name(self) -> str:
         """Short name such as `tp2-sp-mbs4-recompute`; axes of size 1 are left out."""
         layout = self.facts.layout
-        parts = [f"{name}{getattr(layout, name)}" for name in NAMES if getattr(layout, name) not in (None, 1)]
+        parts = words(vars(layout))
         parts += ["sp"] if layout.sp else []
         parts += ["fsdp"] if layout.fsdp != "none" else []
         parts.append(f"mbs{self.facts.training.mbs}")
@@ -57,9 +52,7 @@ def predicted(f: Facts) -> tuple[float | None, float | None]:
 def _legal(f: Facts) -> Iterator[Facts]:
     """The adviser's layouts with their micro-batches and recomputation, plus variants with FSDP and tensor parallel
     experts."""
-    plain = dataclasses.replace(f.kernels, **dict.fromkeys(RECOMPUTE.values()))
-    started = dataclasses.replace(f, kernels=plain, layout=dataclasses.replace(f.layout, fsdp="none", etp=None))
-    for one in adviser.candidates(started, SHORTEST[f.cluster.device]):
+    for one in adviser.candidates(f, SHORTEST[f.cluster.device]):
         yield one
         for change in _further(one):
             changed = dataclasses.replace(one, layout=dataclasses.replace(one.layout, **change))
@@ -72,19 +65,3 @@ def _further(f: Facts) -> Iterator[Tree]:
         yield {"fsdp": "megatron"}
     if f.layout.ep > 1 and f.layout.tp > 1:
         yield {"etp": f.layout.tp}
-
-
-def differences(facts: Facts, own: Facts) -> Tree:
-    """The keys of the experiment in which a setting differs from the user's run."""
-    found: Tree = {}
-    for name in (*NAMES, "sp", "fsdp", "distributed_optimizer"):
-        value = getattr(facts.layout, name)
-        if value != getattr(own.layout, name):
-            found[f"parallel.{name}"] = value
-    if facts.training.mbs != own.training.mbs:
-        found["training.micro_batch_size"] = facts.training.mbs
-    for key, name in RECOMPUTE.items():
-        value = getattr(facts.kernels, name)
-        if value != getattr(own.kernels, name):
-            found[key] = value
-    return found

@@ -3,6 +3,7 @@
 Model, batch, sequence length, precision, nodes and GPUs come from the experiment; its layout and sweep don't matter.
 """
 
+import argparse
 import dataclasses
 import sys
 
@@ -10,7 +11,6 @@ from megaboa import commands, peaks
 from megaboa.check import adviser, calibration
 from megaboa.config import load
 from megaboa.config.problems import nearest
-from megaboa.formats import counted
 from megaboa.plan.run_facts import alone
 
 EXAMPLES = tuple(one.example for one in peaks.GPUS if one.like is None)  # those with a calibration
@@ -20,31 +20,36 @@ def main(words: list[str]) -> int:
     parser = commands.parser("advise", __doc__)
     parser.add_argument("experiment", nargs="+", help="the experiment's files")
     parser.add_argument("--model", help="default: the experiment's")
-    parser.add_argument("--nodes", type=int, help="default: resources.nodes")
+    parser.add_argument("--nodes", type=_at_least_one, help="default: resources.nodes")
     parser.add_argument("--gpu", help="such as h100-80g; default: resources.gpu")
-    parser.add_argument("--top", type=int, default=8, help="how many layouts are listed")
+    parser.add_argument("--top", type=_at_least_one, default=8, help="how many layouts are listed")
     arguments = parser.parse_args(words)
     try:
-        facts = alone(load(arguments.experiment).experiment, arguments.model)
-        known = calibration.of(arguments.gpu or facts.cluster.gpu)
+        experiment = load(arguments.experiment).experiment
+        own = alone(experiment, arguments.model)
+        known = calibration.of(arguments.gpu or own.cluster.gpu)
     except LookupError as error:
-        print(error, file=sys.stderr)
+        print(f"{' '.join(arguments.experiment)}: {error}", file=sys.stderr)
         return 1
-    cluster = facts.cluster
+    cluster = own.cluster
     wanted = {"nodes": arguments.nodes or cluster.nodes, "gpu": arguments.gpu or cluster.gpu, "device": "cuda"}
-    facts = dataclasses.replace(facts, cluster=dataclasses.replace(cluster, **wanted))
+    facts = dataclasses.replace(own, cluster=dataclasses.replace(cluster, **wanted))
     if known is None or peaks.memory_gib(wanted["gpu"]) is None:
         print(_problem(wanted["gpu"]), file=sys.stderr)
         return 1
     found = adviser.advise(facts, arguments.top)
     if not found:
-        ranks = facts.cluster.nodes * facts.cluster.gpus_per_node
-        print(f"no legal layout fits on {counted(ranks, 'GPU')} of {wanted['gpu']}: take more nodes", file=sys.stderr)
+        print(adviser.why_none(facts), file=sys.stderr)
         return 1
-    print(
-        f"{adviser.text(found)}\ntimes by {calibration.told(wanted['gpu'], wanted['nodes'])}\n\n{adviser.yaml(found)}"
-    )
+    sweep = adviser.yaml(found, own, arguments.model if arguments.model != experiment.model else None)
+    print(f"{adviser.text(found)}\ntimes by {calibration.told(wanted['gpu'], wanted['nodes'])}\n\n{sweep}")
     return 0
+
+
+def _at_least_one(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number of at least 1")
+    return int(text)
 
 
 def _problem(gpu: str | None) -> str:
@@ -52,4 +57,5 @@ def _problem(gpu: str | None) -> str:
     example = f"for example --gpu {nearest(gpu or '', EXAMPLES) or peaks.BY_KIND['h100'].example}"
     if gpu is None:
         return f"--gpu is missing: {example}"
-    return f"--gpu: {gpu!r} is not one of {', '.join(peaks.KINDS)} with its memory: {example}"
+    named = f"--gpu: {gpu!r} is not one of {', '.join(peaks.KINDS)} with its memory: {example}"
+    return named if calibration.of(gpu) else f"{named}; or measure it with `megaboa calibrate`"

@@ -35,16 +35,19 @@ def facts_of(config: Experiment, quantities: Quantities, hf_config: Tree | None)
             training=_known_training(config, quantities),
             cluster=_cluster(config, model.recipe),
         )
+    world = int(quantities("world_size"))
+    return _of_config(config, str(config.model), hf_config, world, _training(config, quantities))
+
+
+def _of_config(config: Experiment, name: str, hf_config: Tree | None, world: int, training: Training) -> Facts:
+    """The facts of one of the experiment's models, which is no recipe."""
+    model = config.models[name]
     tokenizer = config.tokenizers.get(str(model.tokenizer))
     facts = Facts(
-        layout=_layout(config, quantities),
+        layout=_layout(config, world),
         model=_model(hf_config, tokenizer.size if tokenizer else None, model.init == "pretrained"),
-        training=_training(config, quantities),
-        kernels=dataclasses.replace(
-            _kernels(hf_config),
-            grad_overlap=config.parallel.overlap_grad_reduce,
-            gather_overlap=config.parallel.overlap_param_gather,
-        ),
+        training=training,
+        kernels=_kernels(config, hf_config),
         profiling=_profiling(config),
         cluster=_cluster(config),
     )
@@ -63,10 +66,10 @@ def _kind_of_recipe(recipe: str) -> str:
     return bridge_recipes.kind_of(found).name if found else model_kinds.GPT
 
 
-def _layout(config: Experiment, quantities: Quantities) -> Layout:
+def _layout(config: Experiment, world: int) -> Layout:
     parallel = config.parallel
     return Layout(
-        world_size=int(quantities("world_size")),
+        world_size=world,
         **{name: getattr(parallel, name) for name in (*NAMES, "sp")},
         distributed_optimizer=parallel.distributed_optimizer,
         fsdp=parallel.fsdp,
@@ -147,8 +150,12 @@ def _cluster(config: Experiment, recipe: str | None = None) -> Cluster:
     )
 
 
-def _kernels(hf_config: Tree | None) -> Kernels:
-    return Kernels(fused_activation=(hf_config or {}).get("model_type") in FUSED_ACTIVATION)
+def _kernels(config: Experiment, hf_config: Tree | None) -> Kernels:
+    return Kernels(
+        fused_activation=(hf_config or {}).get("model_type") in FUSED_ACTIVATION,
+        grad_overlap=config.parallel.overlap_grad_reduce,
+        gather_overlap=config.parallel.overlap_param_gather,
+    )
 
 
 def _model(hf_config: Tree | None, tokenizer_vocab: int | None, pretrained: bool) -> Model:
@@ -202,25 +209,30 @@ def _sparse_layers(c: Tree) -> tuple[bool, ...] | None:
 
 
 def alone(config: Experiment, name: str | None) -> Facts:
-    """A model's facts and its batch, without a layout; raises LookupError if the experiment alone doesn't determine
-    them."""
+    """A model's facts with the experiment's own layout, without its sweep and length; raises LookupError if the
+    experiment alone doesn't determine them."""
     chosen = name or config.model or (next(iter(config.models)) if len(config.models) == 1 else None)
+    if chosen is None:
+        raise LookupError(f"models: which of {', '.join(config.models)}? Name it with --model")
     if chosen not in config.models:
-        raise LookupError(f"model: {chosen} is not one of {', '.join(config.models)}: say which, with --model")
-    model, training = config.models[chosen], config.training
+        raise LookupError(f"--model: {chosen} is not one of {', '.join(config.models)}")
+    model, training, asked = config.models[chosen], config.training, config.resources
     hf_config = hf_config_of(model.model_dump())
     if hf_config is None:
         raise LookupError(f"models.{chosen}: only an inline config or that of a Hugging Face folder can be read here")
     sizes = (training.global_batch_size, training.seq_length)
     if not all(isinstance(size, int) for size in sizes):
         raise LookupError("training.global_batch_size and seq_length must be numbers here, not expressions")
-    tokenizer = config.tokenizers.get(str(model.tokenizer))
-    return Facts(
-        model=_model(hf_config, tokenizer.size if tokenizer else None, pretrained=False),
-        training=Training(gbs=sizes[0], mbs=1, seq_length=sizes[1], precision=training.precision),
-        kernels=_kernels(hf_config),
-        cluster=_cluster(config),
+    facts = Training(
+        gbs=sizes[0],
+        mbs=training.micro_batch_size,
+        seq_length=sizes[1],
+        task=config.task,
+        precision=training.precision,
+        optimizer=config.optimizer.name,
+        **tasks.facts(config),
     )
+    return _of_config(config, chosen, hf_config, asked.nodes * asked.gpus_per_node, facts)
 
 
 def hf_config_of(model: Tree) -> Tree | None:

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from megaboa.check import search_space
+from megaboa.check import adviser, search_space
 from megaboa.check.facts import Facts, with_overrides
 from megaboa.check.search_space import Candidate
 from megaboa.config import ConfigError, LoadedExperiment
@@ -121,7 +121,7 @@ def _options(loaded: LoadedExperiment, tree: Tree, run: Run, known: Facts) -> tu
         if len(label) > LABEL:  # names have a limit, and nobody reads such a long one: the table has the keys
             label = f"-also{number}"
         for candidate in search_space.candidates(one):
-            differs = {**values, **search_space.differences(candidate.facts, known)}
+            differs = {**values, **adviser.differences(candidate.facts, known)}
             found.setdefault(candidate.name + label, Option(candidate.name + label, candidate, differs, label))
     own = next((name for name, option in found.items() if not option.values), None)
     if own is None:
