@@ -1,11 +1,12 @@
 """Runs that don't fit are refused, with the cheapest change that fits."""
 
 import dataclasses
+import shutil
 
 import pytest
 from gpt2_large import facts
 
-from megaboa.check import fit, memory, table
+from megaboa.check import calibration, fit, memory, table
 from megaboa.check.memory import GIB
 
 
@@ -30,6 +31,15 @@ def test_what_does_not_fit_is_refused_with_a_breakdown_and_a_smaller_micro_batch
     assert (found.rule, found.level, found.key) == ("memory_suffices", "error", "resources.gpu")
     assert "h100-80g has 79.2 GiB, and stage 0 takes 80.3 by prediction (weights 1.4, gradients 2.9" in found.message
     assert "training.micro_batch_size: 16 fits by prediction: 48.5 GiB" in found.message
+
+
+def test_a_gpu_that_nothing_is_known_of_is_warned_of(tmp_path, monkeypatch):
+    monkeypatch.setattr(calibration, "FOLDER", tmp_path)
+    [found] = table.check(on("mi300-192g", facts(mbs=1, gbs=64)))
+    assert (found.level, found.key) == ("warning", "resources.gpu")
+    assert "nothing is known of mi300" in found.message and "calibrations/mi300.json" in found.message
+    shutil.copy(calibration.SHIPPED / "h200.json", tmp_path / "mi300.json")
+    assert table.check(on("mi300-192g", facts(mbs=1, gbs=64))) == []
 
 
 def test_what_nearly_fills_the_gpu_is_warned_of():

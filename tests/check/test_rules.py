@@ -767,6 +767,15 @@ CASES = {
         {"precision": FP8, "gpu": "h200-141g", "fp8_attention": True, "head_dim": 128, "attention_scaling": DELAYED},
         {"precision": FP8, "gpu": "b200-180g", "fp8_attention": True, "head_dim": 64},
     ),
+    "gpu_is_known": Case(
+        {"gpu": "mi300-192g"},
+        "resources.gpu",
+        "nothing is known of mi300, so that its step times and costs can't be predicted",
+        (),
+        {"gpu": "h100-80g"},
+        {"gpu": "mi300-192g", "device": "cpu"},
+        level="warning",
+    ),
     "gpus_are_those_of_the_recipe": Case(
         {"tuned_for": ("gb200", 8), "gpu": "b200-180g", "gpus_per_node": 8},
         "resources.gpu",

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from megaboa.check import memory
+from megaboa import peaks
+from megaboa.check import calibration, memory
 from megaboa.check.facts import Facts
 from megaboa.check.memory import GIB
 from megaboa.check.rule import Broken, warning
-from megaboa.peaks import memory_gib
 from megaboa.records import Tree
 
 USABLE = 0.99  # share of the nominal GiB: an H100 of 80 has 79.6, an H200 of 141 has 139.8
@@ -41,7 +41,7 @@ class Change:
 
 def capacity(gpu: str) -> float:
     """Bytes that a process can use on a GPU such as h100-80g."""
-    found = memory_gib(gpu)
+    found = peaks.memory_gib(gpu)
     if found is None:
         raise ValueError(f"{gpu!r} must be a name and its memory, as h100-80g")
     return found * GIB * USABLE
@@ -68,6 +68,17 @@ def memory_suffices(f: Facts, is_legal: Callable[[Facts], bool]) -> Broken | Non
         return Broken("resources.gpu", f"{text}; no change of micro-batch, recomputation, tp or pp on these GPUs fits")
     after = memory.peak(change.facts).total
     return Broken("resources.gpu", f"{text}; {change} fits by prediction: {after / GIB:.1f} GiB ({change.price})")
+
+
+def gpu_is_known(f: Facts) -> Broken | None:
+    """A GPU has a data sheet in Megaboa, or a calibration: otherwise its step times, hours and costs are unknown."""
+    gpu = f.cluster.gpu
+    if f.cluster.device != "cuda" or gpu is None or calibration.of(gpu):
+        return None
+    kind = gpu.split("-")[0]
+    known = ", ".join(peaks.KINDS)
+    text = f"nothing is known of {kind}, so that its step times and costs can't be predicted; known are {known}"
+    return warning("resources.gpu", f"{text}; `megaboa calibrate` on such a GPU writes calibrations/{kind}.json")
 
 
 def may_not_fit(f: Facts, need: float) -> bool:
