@@ -65,9 +65,12 @@ def memory_suffices(f: Facts, is_legal: Callable[[Facts], bool]) -> Broken | Non
     change = cheapest(f, is_legal)
     text = f"{f.cluster.gpu} has {limit / GIB:.1f} GiB, {_described(need)}"
     if change is None:
-        return Broken("resources.gpu", f"{text}; no change of micro-batch, recomputation, tp or pp on these GPUs fits")
+        return Broken(
+            "resources.gpu", f"{text}; no change of micro-batch, recomputation, tp, pp or ep on these GPUs fits"
+        )
     after = memory.peak(change.facts).total
-    return Broken("resources.gpu", f"{text}; {change} fits by prediction: {after / GIB:.1f} GiB ({change.price})")
+    text += f"; {change} fits by prediction: {after / GIB:.1f} GiB ({change.price})"
+    return Broken("resources.gpu", f"{text}; `megaboa advise` lists the fastest layouts that fit")
 
 
 def gpu_is_known(f: Facts) -> Broken | None:
@@ -94,7 +97,8 @@ def _near(f: Facts, need: memory.Breakdown, limit: float) -> Broken | None:
 
 
 def _described(need: memory.Breakdown) -> str:
-    parts = {name: size for name, size in need.gib().items() if name not in ("tensors", "total", "workspace")}
+    parts = {name: size for name, size in need.gib().items() if name not in ("tensors", "total")}
+    parts |= {"fragmentation": need.fragmentation / GIB, "CUDA and NCCL": memory.CONTEXT / GIB}
     listed = ", ".join(f"{name} {size:.1f}" for name, size in parts.items() if size or name != "graphs")
     return f"and stage {need.stage} takes {need.total / GIB:.1f} by prediction ({listed})"
 
@@ -114,7 +118,7 @@ def changes(f: Facts) -> Iterator[Change]:
     if f.layout.tp > 1 and not f.layout.sp:
         free["parallel.sp"] = True
     if f.model.family in UNFUSED and not f.kernels.activates_at_once:
-        free["model.bias_activation_fusion"] = True
+        free["overrides.model.bias_activation_fusion"] = True
     if free:
         yield _change(f, free, "free")
     for mbs in _halves(f.training.mbs or 1):
@@ -124,10 +128,28 @@ def changes(f: Facts) -> Iterator[Change]:
         modules = tuple(part for part in parts if not (part == "mlp" and f.model.bias))  # it can't be recomputed then
         if {"dense": not f.model.is_sparse, "moe": f.model.is_sparse, "latent": f.model.latent}[kind]:
             yield _change(f, {**smallest, **_selective(modules)}, "part of the model is computed twice")
-    full = {"model.recompute_granularity": "full", "model.recompute_method": "uniform", "model.recompute_num_layers": 1}
+    wider = list(_more_expert_ranks(f))
+    for spread in wider:
+        yield _change(f, {**smallest, **spread}, "tokens are sent to experts")
+    full = {
+        "overrides.model.recompute_granularity": "full",
+        "overrides.model.recompute_method": "uniform",
+        "overrides.model.recompute_num_layers": 1,
+    }
     yield _change(f, {**smallest, **full}, "a third more calculation")
-    yield from _splits(f, {**free, "training.micro_batch_size": 1}, "more communication")
-    yield from _splits(f, {**smallest, **full}, "more communication, and a third more calculation")
+    for spread in wider:
+        yield _change(f, {**smallest, **full, **spread}, "tokens are sent to experts, and a third more calculation")
+    for recomputed, price in (({}, "more communication"), (full, "more communication, and a third more calculation")):
+        for spread in (*reversed(wider), {}):  # tensor ranks make small products of small experts even smaller
+            yield from _splits(f, {**smallest, **recomputed, **spread}, price)
+
+
+def _more_expert_ranks(f: Facts) -> Iterator[Tree]:
+    """Changes to more expert ranks; the legal ones divide the experts and the ranks."""
+    ep = f.layout.ep * 2
+    while f.model.is_sparse and ep <= min(f.model.experts or 1, f.layout.world_size or 1):
+        yield {"parallel.ep": ep}
+        ep *= 2
 
 
 def _halves(mbs: int) -> Iterator[int]:
@@ -137,7 +159,7 @@ def _halves(mbs: int) -> Iterator[int]:
 
 
 def _selective(modules: tuple[str, ...]) -> Tree:
-    return {"model.recompute_granularity": "selective", "model.recompute_modules": modules}
+    return {"overrides.model.recompute_granularity": "selective", "overrides.model.recompute_modules": modules}
 
 
 def _splits(f: Facts, given: Tree, price: str) -> Iterator[Change]:
@@ -158,12 +180,13 @@ FACTS = {  # keys of changes -> facts that they change
     "parallel.sp": "layout.sp",
     "parallel.tp": "layout.tp",
     "parallel.pp": "layout.pp",
+    "parallel.ep": "layout.ep",
     "training.micro_batch_size": "training.mbs",
-    "model.bias_activation_fusion": "kernels.fused_activation",
-    "model.recompute_granularity": "kernels.recompute",
-    "model.recompute_method": "kernels.recompute_method",
-    "model.recompute_num_layers": "kernels.recompute_layers",
-    "model.recompute_modules": "kernels.recompute_modules",
+    "overrides.model.bias_activation_fusion": "kernels.fused_activation",
+    "overrides.model.recompute_granularity": "kernels.recompute",
+    "overrides.model.recompute_method": "kernels.recompute_method",
+    "overrides.model.recompute_num_layers": "kernels.recompute_layers",
+    "overrides.model.recompute_modules": "kernels.recompute_modules",
 }
 
 

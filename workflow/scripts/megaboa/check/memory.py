@@ -46,9 +46,13 @@ class Breakdown:
         return sum(getattr(self, one.name) for one in fields(self) if one.name not in ("stage", "graphs"))
 
     @property
+    def fragmentation(self) -> float:
+        return self.tensors * FRAGMENTATION
+
+    @property
     def total(self) -> float:
         """Including CUDA, NCCL and PyTorch's fragmentation."""
-        return self.tensors * (1 + FRAGMENTATION) + self.graphs + CONTEXT
+        return self.tensors + self.fragmentation + self.graphs + CONTEXT
 
     def gib(self) -> dict[str, float]:
         parts = {one.name: getattr(self, one.name) / GIB for one in fields(self) if one.name != "stage"}
