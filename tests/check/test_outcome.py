@@ -59,6 +59,12 @@ def test_when_the_hub_gives_it_the_run_is_accepted(experiment, capsys):
     assert set(read(Preflight, experiment / "preflight.json").runs) == {"good"}
 
 
+def test_a_limit_that_cannot_be_checked_is_said(experiment, capsys):
+    write(ExperimentFolder(experiment).specs.costs, CostsSpec(exports=(), budget=Budget(gpu_hours=100)))
+    assert concluded(experiment, "good") == 0
+    assert "warning: budget.gpu_hours: isn't checked where the step time is unknown" in capsys.readouterr().err
+
+
 def test_a_run_that_cannot_be_exported_is_an_error_only_where_it_is_to_be(experiment, capsys):
     """It could be trained, so nothing is kept of it as of one that could never work."""
     specs = ExperimentFolder(experiment).specs

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from megaboa.check import costs
 from megaboa.plan import Plan, screen
 from megaboa.plan.screen import Job, Submission, describe, submission
 from megaboa.run.recovery import links, wall_seconds
@@ -166,6 +167,42 @@ sweep: {runs: {quick: {resources.step_seconds: 3.3}, slow: {resources.step_secon
     assert said(plan, ("slow", "unknown"))[1] == (
         "by resources.step_seconds: a run needs 1 job; about 7.3 GPU-hours in all"
     )
+
+
+GPUS = """
+device: cuda
+resources: {gpus_per_node: 8, gpu: h200-141g, runtime: 1h}
+models: {dense: {config: {hidden_size: 4096, intermediate_size: 11008, num_hidden_layers: 32, num_attention_heads: 32,
+  num_key_value_heads: 8, vocab_size: 32000}}}
+training: {global_batch_size: 64, seq_length: 4096, train_iters: 10000}
+"""
+
+
+def test_hours_and_jobs_by_prediction_are_preflights(plan_of: PlanOf) -> None:
+    plan = plan_of(GPUS, training__train_iters=10000)
+    (run,) = plan.runs
+    predicted = costs.of_run(run.facts)
+    assert predicted.gpu_hours > 5 * 8, "one job of an hour is far from enough"
+    assert run.row["jobs"] == run.jobs > 5
+    first, second = said(plan)
+    assert "at most 8 GPU-hours for the job of 1h" in first
+    assert second == (
+        f"by step times {predicted.source}: a run needs {run.jobs} jobs, one after the other; "
+        f"about {predicted.gpu_hours:,.0f} GPU-hours in all"
+    )
+
+
+def test_several_sources_of_step_times_are_named_shortly(plan_of: PlanOf) -> None:
+    runs = "{h: {}, b: {resources.gpu: b200-180g, training.seed: 2}, g: {resources.step_seconds: 1, training.seed: 3}}"
+    second = said(plan_of(f"{GPUS}sweep: {{runs: {runs}}}"))[1]
+    assert second.startswith("by predicted step times and resources.step_seconds: a run needs ")
+
+
+def test_a_limit_of_hours_that_cannot_be_checked_is_said(plan_of: PlanOf) -> None:
+    unknown = {"resources.gpu": "mi300-192g", "budget.gpu_hours": 1}
+    assert plan_of(GPUS, **unknown).warnings[costs.UNCHECKED] == ["run"]
+    known = plan_of(GPUS, **unknown, **{"resources.step_seconds": 1e-6})
+    assert costs.UNCHECKED not in known.warnings
 
 
 def test_a_step_time_says_nothing_about_a_recipe_of_unknown_length(plan_of: PlanOf, tmp_path: Path) -> None:

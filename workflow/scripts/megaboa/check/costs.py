@@ -225,6 +225,10 @@ def bytes_of(text: str) -> float:
     return float(text[:-1]) * UNITS[text[-1]]
 
 
+# Said of runs whose step time is unknown where budget.gpu_hours is set.
+UNCHECKED = "budget.gpu_hours: isn't checked where the step time is unknown: set resources.step_seconds"
+
+
 def over_budget(found: Total, gpu_hours: float | None, disk: str | None) -> dict[str, str]:
     """Exceeded limits: the key, and a message."""
     missing = f" (without {counted(found.unknown, 'run')} of which that isn't known)" if found.unknown else ""

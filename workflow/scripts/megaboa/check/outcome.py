@@ -67,6 +67,9 @@ def conclude(order: Path, found: Mapping[str, tuple[RunCheck, Facts | None]], ou
         _say(f"export.runs: {line}: {REMEDY}; nothing was trained.")
     if refused or unread or exported:
         return 1
+    untimed = [name for name, one in expected.items() if one is None or one.step_seconds is None]
+    if added_up.budget.gpu_hours is not None and untimed:
+        _say(f"warning: {costs.UNCHECKED} ({refusals.some(untimed)})")
     exceeded = costs.over_budget(total, added_up.budget.gpu_hours, added_up.budget.disk)
     for key, problem in exceeded.items():
         _say(f"{key}: {problem}: raise it, or plan less; nothing was trained.")

@@ -18,7 +18,6 @@ from megaboa.plan import image_specs, tasks
 from megaboa.plan.quantities import Quantities
 from megaboa.records import SECTIONS, LaunchSpec, ProfileSpec, RunSpec, Tree, parse
 from megaboa.run import recipe_code
-from megaboa.run.recovery import links, wall_seconds
 
 COLUMNS = (
     *("run", "model", "data", "world_size", *layout.NAMES, "sp", "fsdp", "dp", "gbs", "mbs", "seq_length"),
@@ -223,17 +222,8 @@ def row(name: str, model: str, config: Experiment, quantities: Quantities) -> Tr
         "lr": known("optimizer", "lr"),
         "precision": (told or RECIPE) if precision == RECIPE else precision,
         **{field: getattr(config.resources, field) for field in ("nodes", "gpus_per_node", "runtime")},
-        "jobs": jobs(quantities.get("train_iters"), config),
         "parent": None,
     }
-
-
-def jobs(steps: Number | None, config: Experiment) -> int | None:
-    """Number of consecutive jobs for these steps; None if the step time is unknown."""
-    step = config.resources.step_seconds
-    if step is None or steps is None:
-        return None
-    return links(int(steps) * step, wall_seconds(config.resources.runtime), step)
 
 
 def _blend(blend: Blend | None) -> str:

@@ -374,7 +374,7 @@ def with_parent(run: Run, experiment: str, name: str, step: int, identity: str |
         parent = replace(parent, load=Load(optimizer=False, rng=False), weights_only=True)
     spec = replace(run.run, parent=parent)
     facts = replace(run.facts, training=replace(run.facts.training, steps_before=spec.steps_before))
-    row = {**run.row, "parent": str(parent), "jobs": documents.jobs(facts.training.own_iters, run.config)}
+    row = {**run.row, "parent": str(parent)}
     launch = replace(run.launch, index=documents.index_name(spec))
     return replace(run, run=spec, launch=launch, row=row, facts=facts)
 

@@ -9,12 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from megaboa import files
+from megaboa.check.costs import Costs
 from megaboa.check.facts import Facts
 from megaboa.config.models.experiment import Experiment
 from megaboa.config.models.model import Model
 from megaboa.paths import ExperimentFolder, RunFolder
 from megaboa.plan import documents
 from megaboa.records import AgreementSpec, LaunchSpec, ProfileSpec, RunSpec, Tree, plain
+from megaboa.run.recovery import links, wall_seconds
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,7 @@ class Run:
 
     `model` is a key of `config.models`; if the sweep changes the model itself, it is derived by the plan. `corpora`:
     names of the corpora that the run reads; `tokenizers`: names of trained tokenizers that it needs. `facts`: what the
-    plan knows for rules and estimates.
+    plan knows for rules and estimates. `costs`: what it takes, in a plan of all runs; None if not known.
     """
 
     name: str
@@ -37,6 +39,20 @@ class Run:
     profile: ProfileSpec
     row: Tree
     facts: Facts
+    costs: Costs | None = None
+
+    @property
+    def step_seconds(self) -> float | None:
+        """Given, measured or predicted."""
+        return self.costs.step_seconds if self.costs else self.config.resources.step_seconds
+
+    @property
+    def jobs(self) -> int | None:
+        """Number of consecutive jobs that the run needs; None if its length or step time is unknown."""
+        steps, seconds = self.facts.training.own_iters, self.step_seconds
+        if steps is None or seconds is None:
+            return None
+        return links(steps * seconds, wall_seconds(self.config.resources.runtime), seconds)
 
     def folder(self, results: Path | str, experiment: str) -> RunFolder:
         """The run's folder, with its documents as planned, whatever the files say."""

@@ -79,8 +79,13 @@ class _Planner:
         folder = ExperimentFolder(Path(self.results, self.base.experiment))
         asked.check_exports(runs, exports, read_if_there(Preflight, folder.preflight) if exports else None)
         evaluated = asked.evaluated(exports)
-        for key, message in over_budget(runs, exports, self.base.budget, self.results).items():
+        runs = with_costs(runs, exports, self.base.budget, self.results)
+        total = costs.total([run.costs for run in runs])
+        for key, message in costs.over_budget(total, self.base.budget.gpu_hours, self.base.budget.disk).items():
             self.problems.add(tuple(key.split(".")), message)
+        if self.base.budget.gpu_hours is not None:  # preflight knows more of the runs that have no costs yet
+            untimed = [run.name for run in runs if run.costs and run.costs.step_seconds is None]
+            self.each.warnings |= {costs.UNCHECKED: untimed} if untimed else {}
         agreements = asked.agreements(names)
         for message, names in other_weights(runs, agreements).items():
             self.each.warnings.setdefault(message, []).extend(names)
@@ -218,22 +223,23 @@ class _Planner:
         return given | {corpus: next(iter(asked)) for corpus, asked in found.items()}
 
 
-def over_budget(runs: Collection[Run], exports: Collection[str], budget: Budget, results: Path) -> dict[str, str]:
-    """Exceeded budgets by key, as far as costs are known before preflight."""
-    if budget.gpu_hours is None and budget.disk is None:
-        return {}
-    earlier = costs.history(results)
-    found = [
-        costs.of_run(
+def with_costs(runs: Collection[Run], exports: Collection[str], budget: Budget, results: Path) -> list[Run]:
+    """The runs with their costs, as far as they are known before preflight."""
+    # Summaries of all experiments are only read for a limit: there are many, and every call plans.
+    is_limited = budget.gpu_hours is not None or budget.disk is not None
+    earlier = costs.history(results) if is_limited else costs.History()
+
+    def of(run: Run) -> costs.Costs | None:
+        return costs.of_run(
             run.facts,
             given=run.config.resources.step_seconds,
             earlier=earlier.of(run.run, run.config.resources.gpu),
             mfu=budget.mfu,
             exported=run.name in exports,
         )
-        for run in runs
-    ]
-    return costs.over_budget(costs.total(found), budget.gpu_hours, budget.disk)
+
+    timed = [replace(run, costs=of(run)) for run in runs]
+    return [replace(run, row={**run.row, "jobs": run.jobs}) for run in timed]
 
 
 def of_store(store: str) -> list[str]:

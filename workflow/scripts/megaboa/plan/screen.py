@@ -154,6 +154,7 @@ class Submission:
     wall_seconds: Range = (0, 0)  # of a job: shortest and longest
     hours: float = 0.0  # rank-hours, if each job uses up its wall time once
     estimated: int = 0  # runs with known seconds per step; the following refers to these
+    by: tuple[str, ...] = ()  # where these seconds come from
     links: Range | None = None  # number of consecutive jobs that a run needs
     expected_hours: float = 0.0
 
@@ -166,7 +167,9 @@ def submission(runs: Collection[Run], trained: Collection[str] = ()) -> Submissi
     resources = [run.config.resources for run in wanted]
     largest = max(resources, key=lambda asked: (_ranks(asked), asked.nodes))
     walls = [wall_seconds(asked.runtime) for asked in resources]
-    estimated = [run for run in wanted if run.row["jobs"] is not None]
+    counts = {run.name: run.jobs for run in wanted}
+    jobs = [count for count in counts.values() if count is not None]
+    estimated = [run for run in wanted if counts[run.name] is not None]
     return Submission(
         runs=len(runs),
         jobs=len(wanted),
@@ -178,7 +181,8 @@ def submission(runs: Collection[Run], trained: Collection[str] = ()) -> Submissi
         wall_seconds=_range(walls),
         hours=sum(_held(asked) * wall for asked, wall in zip(resources, walls, strict=True)) / 3600,
         estimated=len(estimated),
-        links=_range([run.row["jobs"] for run in estimated]) if estimated else None,
+        by=_sources(estimated),
+        links=_range(jobs) if jobs else None,
         expected_hours=sum(map(_expected_hours, estimated)),
     )
 
@@ -203,7 +207,7 @@ def describe(found: Submission, device: str) -> list[str]:
         part = "" if found.estimated == found.jobs else f" ({found.estimated:,} of {found.jobs:,} runs)"
         chain = " jobs, one after the other" if found.links[1] > 1 else " job"
         lines.append(
-            f"by resources.step_seconds{part}: a run needs {_span(found.links, '{:,}'.format)}{chain}; "
+            f"by {' and '.join(found.by)}{part}: a run needs {_span(found.links, '{:,}'.format)}{chain}; "
             f"about {_hours(found.expected_hours, unit)} in all"
         )
     return lines
@@ -220,7 +224,21 @@ def _held(asked: Resources) -> int:
 
 def _expected_hours(run: Run) -> float:
     asked = run.config.resources
-    return _held(asked) * (run.facts.training.own_iters or 0) * (asked.step_seconds or 0) / 3600
+    return _held(asked) * (run.facts.training.own_iters or 0) * (run.step_seconds or 0) / 3600
+
+
+def _sources(runs: Iterable[Run]) -> tuple[str, ...]:
+    """Where the runs' step times come from; a prediction with its error, unless there are several."""
+    sources = dict.fromkeys(run.costs.source if run.costs else "given" for run in runs)
+    several = sum(source.startswith("predicted") for source in sources) > 1
+
+    def told(source: str) -> str:
+        if source.startswith("predicted"):
+            return "predicted step times" if several else f"step times {source}"
+        words = {"given": "resources.step_seconds", "measured": "step times of earlier runs"}
+        return words.get(source, "budget.mfu")
+
+    return tuple(dict.fromkeys(map(told, sources)))
 
 
 def _range(values: Iterable[float]) -> Range:

@@ -50,7 +50,7 @@ class Resources(Section):
         "peak TFLOP/s of a GPU, for the MFU; default: its data sheet's for bf16, if known",
     )
     step_seconds: Positive | None = key(
-        None, "expected seconds per step: the plan then shows how many jobs a run needs"
+        None, "expected seconds per step, in place of the prediction: from them the plan says how many jobs a run needs"
     )
     gpu: Annotated[str, StringConstraints(pattern=peaks.NAME)] | None = key(
         None, "GPU type and memory, such as `h100-80g`; runs predicted to need more are refused"
@@ -282,5 +282,5 @@ class Budget(Section):
     mfu: Annotated[float, Field(gt=0, le=1)] | None = key(
         None,
         "assumed share of the GPUs' peak for runs without an earlier measurement; "
-        "default: by its layout (docs/how-to/layouts.md)",
+        "default: the step time is predicted (docs/explanation/speed.md)",
     )
