@@ -116,6 +116,36 @@ def test_a_plan_without_tuning_has_no_such_specification(plan_of):
 
 
 @pytest.mark.parametrize(
+    ("sweep", "place"),
+    [
+        ("", "no"),
+        ("sweep: {runs: {a: {}, b: {training.seed: 2}}}\n", "runs"),
+        ("sweep: {grid: {training.seed: [1, 2]}}\n", "grid"),
+        ("sweep: {runs: {a: {}}, grid: {training.seed: [1, 2]}}\n", "grid"),
+    ],
+)
+def test_the_job_knows_where_the_winners_keys_belong(tuning_of, sweep, place):
+    spec = specifications.tune(Shared(tuning_of(f"{TWO}{sweep}tune: {{settings: 2}}\n")[0]))
+    assert (spec.swept, spec.run == "a") == (place, place == "runs")
+
+
+@pytest.mark.parametrize(
+    ("also", "message"),
+    [
+        ("foo.bar: [1]", r"more.yaml:2: tune.also.foo.bar: unknown key"),
+        ("training.precision: [nope]", r"more.yaml:2: tune.also.training.precision: .*nope"),
+        ("parallel.tp: [1, 2]", r"more.yaml:2: tune.also.parallel.tp: is what the search itself varies: remove it"),
+        ("overrides.model.recompute_granularity: [null, full]", "tune.also.overrides.model.rec.* the search itself"),
+        ("resources.nodes: [1, 2]", r"tune.also.resources.nodes: can't be tried: all trials share one job"),
+    ],
+)
+def test_mistakes_in_further_keys_name_the_users_file(tuning_of, also, message):
+    with pytest.raises(ConfigError, match=message) as error:
+        tuning_of(f"{TWO}tune: {{also: {{{also}}}}}\n")
+    assert "experiment.yaml" not in str(error.value) and "sweep.runs" not in str(error.value)
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("tune: {run: other}\n", r"tune\.run"),

@@ -65,7 +65,7 @@ def test_what_each_key_of_the_winner_is_worth(done):
 
 
 def test_the_winner_can_be_pasted(done):
-    text = trials.yaml(trials.summary(spec(), done))
+    text = trials.yaml(trials.summary(spec(), done), spec())
     assert yaml.safe_load(text) == {"parallel": {"tp": 2}, "training": {"micro_batch_size": 2}}
 
 
@@ -104,8 +104,20 @@ def test_a_setting_counts_by_the_median_of_its_trials(done):
     assert "slower: by trials of the same rounds" in trials.text(found)
 
 
+def test_the_winner_of_a_listed_run_is_that_runs_alone(done):
+    """At the top, its keys would change all other runs, and not this one where its own sweep sets them."""
+    text = trials.yaml(trials.summary(spec(), done), spec(run="a", swept="runs"))
+    assert yaml.safe_load(text) == {"sweep": {"runs": {"a": {"parallel.tp": 2, "training.micro_batch_size": 2}}}}
+
+
+def test_the_winner_of_a_run_of_a_grid_says_what_wins(done):
+    text = trials.yaml(trials.summary(spec(), done), spec(run="a", swept="grid"))
+    assert "the sweep's own values win over these" in text
+    assert yaml.safe_load(text) == {"parallel": {"tp": 2}, "training": {"micro_batch_size": 2}}
+
+
 def test_where_the_run_as_it_is_wins_there_is_nothing_to_paste(done):
-    text = trials.yaml(trials.summary(spec(), [trial("mbs1", 1), trial("tp2-recompute", 1)]))
+    text = trials.yaml(trials.summary(spec(), [trial("mbs1", 1), trial("tp2-recompute", 1)]), spec())
     assert yaml.safe_load(text) is None
     assert "it is the run as it is" in text
 

@@ -22,6 +22,8 @@ RECOMPUTE = {  # keys -> facts
     "overrides.model.recompute_method": "recompute_method",
     "overrides.model.recompute_num_layers": "recompute_layers",
 }
+LAYOUT = (*NAMES, "sp", "fsdp", "distributed_optimizer")
+SEARCHED = (*(f"parallel.{name}" for name in LAYOUT), "training.micro_batch_size", *RECOMPUTE)  # keys of candidates
 FULL = {"recompute": "full", "recompute_method": "uniform", "recompute_layers": 1}
 MOST_NODES = 64  # times the nodes that were asked for, tried where nothing fits
 
@@ -128,7 +130,7 @@ def _interleaved(layers: int, pp: int) -> list[int | None]:
 def differences(facts: Facts, own: Facts) -> Tree:
     """The keys of the experiment in which a setting differs from the user's run."""
     found: Tree = {}
-    for name in (*NAMES, "sp", "fsdp", "distributed_optimizer"):
+    for name in LAYOUT:
         value = getattr(facts.layout, name)
         if value != getattr(own.layout, name):
             found[f"parallel.{name}"] = value

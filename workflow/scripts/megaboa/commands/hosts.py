@@ -71,14 +71,15 @@ def tune(words: list[str]) -> int:
     """
     parser = commands.job(tune, "spec", "out")
     args = parser.parse_args(words)
+    spec = read(TuneSpec, args.spec)
     try:
-        found = trials.tune(ExperimentFolder(args.out.parent), read(TuneSpec, args.spec), _say)
+        found = trials.tune(ExperimentFolder(args.out.parent), spec, _say)
     except KeyboardInterrupt:
         print("interrupted: the next call resumes from the trials that were made", file=sys.stderr)
         return 130
     rows = [trials.COLUMNS, *trials.table(found)]
     files.write_text(args.out.with_suffix(".tsv"), "".join("\t".join(row) + "\n" for row in rows))
-    files.write_text(args.out.with_name("winner.yaml"), trials.yaml(found))
+    files.write_text(args.out.with_name("winner.yaml"), trials.yaml(found, spec))
     print(trials.text(found))
     if found.winner is None:
         return 1

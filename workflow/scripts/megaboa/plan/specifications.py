@@ -222,6 +222,8 @@ def tune(shared: Shared) -> TuneSpec:
         settings.append(Setting(name=run.name, values=values, seconds=known.seconds, gib=known.gib))
     begin, end = shared.plan.experiment.profile.steps
     return TuneSpec(
+        run=wanted.trials_of or "",
+        swept=wanted.swept,
         own=settings[0].name,
         settings=tuple(settings),
         steps=end - begin + 1,

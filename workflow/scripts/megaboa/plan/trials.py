@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from megaboa.check import adviser, search_space
 from megaboa.check.facts import Facts, with_overrides
 from megaboa.check.search_space import Candidate
-from megaboa.config import ConfigError, LoadedExperiment
+from megaboa.config import ConfigError, LoadedExperiment, Problem
 from megaboa.paths import ExperimentFolder
 from megaboa.plan import proof
+from megaboa.plan.choices import Choice
 from megaboa.plan.plan import Run
 from megaboa.plan.planner import make_plan
 from megaboa.plan.quantities import overlay
@@ -54,7 +55,7 @@ def experiment(loaded: LoadedExperiment, results: Path | str = "results") -> tup
         if run.run.is_recipe:
             message = f"preflight has not read the run {run.name!r} as it is now: call `snakemake preflight` first"
         raise ConfigError([loaded.problem(("tune", "run"), message)])
-    tree = _base(loaded, run, overlay(loaded.raw, choice.values))
+    tree = _base(loaded, run, overlay(loaded.raw, choice.values), _swept(choice))
     own, found = _options(loaded, tree, run, known)
     chosen = _first(found, loaded.experiment.tune.settings, own)
     said = [f"{len(found)} legal settings of {run.name} on {run.run.world_size} ranks; {len(chosen)} are tried"]
@@ -81,7 +82,14 @@ def _nothing_lost(option: Option) -> Tree:
     return option.values or {MICRO_BATCH: option.candidate.facts.training.mbs}
 
 
-def _base(loaded: LoadedExperiment, run: Run, raw: Tree) -> Tree:
+def _swept(choice: Choice) -> str:
+    """Where the user's experiment has the run: as `tune.swept`."""
+    if choice.place[:2] == ("sweep", "runs"):
+        return "runs"
+    return "grid" if choice.place else "no"
+
+
+def _base(loaded: LoadedExperiment, run: Run, raw: Tree, swept: str) -> Tree:
     tune = loaded.experiment.tune
     tree = {name: value for name, value in raw.items() if name not in NOT_TAKEN}
     for section in ("training", "optimizer"):
@@ -99,19 +107,24 @@ def _base(loaded: LoadedExperiment, run: Run, raw: Tree) -> Tree:
     tree["experiment"] = f"{loaded.experiment.experiment}-tune-{run.name}"
     tree["device"] = loaded.experiment.device
     tree["tune"] = {**tune.model_dump(mode="json", exclude_unset=True, exclude={"run"}), "trials_of": run.name}
+    tree["tune"]["swept"] = swept
     return tree
 
 
 def _options(loaded: LoadedExperiment, tree: Tree, run: Run, known: Facts) -> tuple[str, list[Option]]:
     """The name of the user's own option (with facts `known`), and all options, most promising first."""
     also = loaded.experiment.tune.also
+    _check(loaded, also)
     every = [dict(zip(also, values, strict=True)) for values in itertools.product(*also.values())]
     combinations = [{key: one[key] for key in one if one[key] != _own_value(run, known, key)} for one in every]
     runs = {f"c{number}": values for number, values in enumerate(combinations) if values}
     facts: list[tuple[Tree, Facts]] = [({}, known)] if {} in combinations else []
     if runs:
-        read = proof.read_back({**tree, "sweep": {"skip_illegal": True, "runs": runs}})
-        planned = {one.name: one.facts for one in make_plan(replace(read, machine_gpus=loaded.machine_gpus)).runs}
+        try:
+            read = proof.read_back({**tree, "sweep": {"skip_illegal": True, "runs": runs}})
+            planned = {one.name: one.facts for one in make_plan(replace(read, machine_gpus=loaded.machine_gpus)).runs}
+        except ConfigError as error:
+            raise ConfigError([_in_users_file(loaded, also, problem) for problem in error.problems]) from None
         if run.run.is_recipe:  # the plan has no facts of its own
             planned = {name: _with_values(known, values) for name, values in runs.items() if name in planned}
         facts += [(values, planned[name]) for name, values in runs.items() if name in planned]
@@ -128,6 +141,28 @@ def _options(loaded: LoadedExperiment, tree: Tree, run: Run, known: Facts) -> tu
         own = "own"
         found[own] = Option(own, Candidate(known, *search_space.predicted(known)), {})
     return own, sorted(found.values(), key=lambda option: option.candidate.seconds or 0.0)
+
+
+def _check(loaded: LoadedExperiment, also: Collection[str]) -> None:
+    """Refuse keys in `tune.also` that layouts set themselves, or that need another job."""
+    problems = []
+    for key in also:
+        if key in adviser.SEARCHED:
+            message = "is what the search itself varies: remove it"
+        elif key.startswith("resources."):
+            message = "can't be tried: all trials share one job with the run's nodes: remove it"
+        else:
+            continue
+        problems.append(loaded.problem(("tune", "also", key), message))
+    if problems:
+        raise ConfigError(problems)
+
+
+def _in_users_file(loaded: LoadedExperiment, also: Collection[str], problem: Problem) -> Problem:
+    """A problem of a run that was made of `tune.also`, whose file is gone when the problem is read."""
+    _, _, key = problem.key.partition("sweep.runs.")[2].partition(".")
+    at = next((("tune", "also", one) for one in also if key == one or key.startswith(f"{one}.")), ("tune", "also"))
+    return loaded.problem(at, problem.message)
 
 
 def _own_value(run: Run, known: Facts, key: str) -> object:

@@ -22,7 +22,9 @@ class Setting(Record):
 class TuneSpec(Record):
     """specs/tune.json: the settings, most promising first, and when the search ends."""
 
-    own: str  # the setting of the user's run
+    run: str = ""  # the user's run
+    swept: Literal["no", "runs", "grid"] = "no"  # what of the user's sweep makes it
+    own: str  # its setting
     settings: tuple[Setting, ...]
     steps: int
     warmup: int

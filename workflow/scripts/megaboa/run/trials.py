@@ -29,7 +29,7 @@ from megaboa.check import halving
 from megaboa.formats import counted
 from megaboa.image.runtimes import NO_CONTAINER
 from megaboa.paths import ExperimentFolder, RunFolder
-from megaboa.records import InsideAsked, RankEnd, Setting, Trial, Tried, TuneSpec, Tuning, Worth, plain, write
+from megaboa.records import InsideAsked, RankEnd, Setting, Tree, Trial, Tried, TuneSpec, Tuning, Worth, plain, write
 from megaboa.run import recipe_code
 from megaboa.run import site as sites
 from megaboa.run.command import RANK_SCRIPT, environment_digest, rank_environment
@@ -321,20 +321,26 @@ def _worth(rows: Sequence[Tried]) -> Iterator[Worth]:
 UNCHANGED = "as it is"
 
 
-def yaml(tuning: Tuning) -> str:
-    """The winner's keys, to paste into the experiment."""
+def yaml(tuning: Tuning, spec: TuneSpec) -> str:
+    """The winner's keys, in a file that can be added to the experiment's."""
     found = next((row for row in tuning.settings if row.setting.name == tuning.winner), None)
     lines = [f"# {sentence}" for sentence in conclusion(tuning)]
+    values = found.setting.values if found else {}
+    if found and not values:
+        lines.append("# it is the run as it is: there is nothing to change")
+    if values and spec.swept == "runs":  # only this run's: others keep theirs
+        return "\n".join([*lines, "sweep:", "  runs:", f"    {spec.run}: {{{_listed(values)}}}"]) + "\n"
+    if values and spec.swept == "grid":
+        lines.append("# the sweep's own values win over these: list the run with both below sweep.runs")
     sections: dict[str, dict[str, Any]] = {}
-    for key, value in found.setting.values.items() if found else ():
+    for key, value in values.items():
         section, _, name = key.partition(".")
         sections.setdefault(section, {})[name] = value
-    if found and not found.setting.values:
-        lines.append("# it is the run as it is: there is nothing to change")
-    for section, values in sections.items():
-        listed = ", ".join(f"{name}: {json.dumps(value)}" for name, value in values.items())
-        lines.append(f"{section}: {{{listed}}}")
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *(f"{section}: {{{_listed(own)}}}" for section, own in sections.items())]) + "\n"
+
+
+def _listed(values: Tree) -> str:
+    return ", ".join(f"{name}: {json.dumps(value)}" for name, value in values.items())
 
 
 def conclusion(tuning: Tuning) -> list[str]:

@@ -234,6 +234,7 @@ class Tune(Section):
     trials_of: Name | None = key(
         None, "the run whose settings the runs of this experiment are; `snakemake tune` sets it"
     )
+    swept: Literal["no", "runs", "grid"] = key("no", "what of the sweep makes that run; `snakemake tune` sets it")
     predicted: dict[Name, PredictedSetting] = key({}, "each of these settings; `snakemake tune` sets it")
 
 
