@@ -227,13 +227,13 @@ def with_costs(runs: Collection[Run], exports: Collection[str], budget: Budget, 
     """The runs with their costs, as far as they are known before preflight."""
     # Summaries of all experiments are only read for a limit: there are many, and every call plans.
     is_limited = budget.gpu_hours is not None or budget.disk is not None
-    earlier = costs.history(results) if is_limited else costs.History()
+    earlier = costs.history(results) if is_limited else None
 
     def of(run: Run) -> costs.Costs | None:
         return costs.of_run(
             run.facts,
             given=run.config.resources.step_seconds,
-            earlier=earlier.of(run.run, run.config.resources.gpu),
+            earlier=earlier.of(run.run, run.config.resources.gpu) if earlier else (None, None),
             mfu=budget.mfu,
             exported=run.name in exports,
         )
