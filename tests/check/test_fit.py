@@ -2,11 +2,11 @@
 
 import dataclasses
 import re
-import shutil
 
 import pytest
 from gpt2_large import facts
 
+from megaboa import records
 from megaboa.check import adviser, calibration, fit, memory, speed, table
 from megaboa.check.facts import Cluster, Facts, Model, Training
 from megaboa.check.memory import GIB
@@ -44,7 +44,8 @@ def test_a_gpu_that_nothing_is_known_of_is_warned_of(tmp_path, monkeypatch):
     [found] = table.check(on("mi300-192g", facts(mbs=1, gbs=64)))
     assert (found.level, found.key) == ("warning", "resources.gpu")
     assert "nothing is known of mi300" in found.message and "calibrations/mi300.json" in found.message
-    shutil.copy(calibration.SHIPPED / "h200.json", tmp_path / "mi300.json")
+    measured = dataclasses.replace(calibration.of("h200-141g"), gpu="mi300")
+    records.write(tmp_path / "mi300.json", measured)
     assert table.check(on("mi300-192g", facts(mbs=1, gbs=64))) == []
 
 
