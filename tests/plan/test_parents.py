@@ -188,6 +188,20 @@ def test_a_parent_that_keeps_only_some(plan_of: PlanOf) -> None:
     assert "small/base has no checkpoint: set its checkpoint.save_interval above 0" in text
 
 
+def test_a_parent_that_continues_itself_has_no_checkpoints_from_before(plan_of: PlanOf) -> None:
+    runs = "sweep: {runs: {base: {}, a: {continue_from: small/base@40}, b: {continue_from: small/a@20}}}"
+    text = problems(plan_of, runs)
+    assert "small/a keeps no checkpoint of step 20, but of 50, 60, 70, 80, 90, 100" in text
+
+
+def test_exports_along_a_run_that_continues_are_of_its_own_steps(plan_of: PlanOf) -> None:
+    runs = "{runs: {base: {}, a: {continue_from: small/base@50, checkpoint.keep_last: %d}}}"
+    text = f"sweep: {runs}\nexport: {{runs: [a], checkpoints: {{every: 20}}}}"
+    plan_of(text % 5, **SAVES)  # of a's own steps all are kept
+    text = problems(plan_of, text % 2)
+    assert "the run 'a' keeps no checkpoint of step 60, 80, but of 90, 100" in text
+
+
 def test_a_run_that_is_trained_is_asked_for_what_it_has(plan_of: PlanOf, trained: Callable[..., Plan]) -> None:
     trained()
     text = problems(plan_of, "continue_from: old/base@30")

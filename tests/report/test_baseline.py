@@ -9,7 +9,7 @@ from fake_runs import FakeExperiment, loss_at
 
 from megaboa.files import read_json, write_json
 from megaboa.records import BaselineSpec
-from megaboa.report.baseline import baseline_checks, differences_of, settings_of
+from megaboa.report.baseline import baseline_checks, differences_of, settings_of, step_seconds
 from megaboa.report.runs import load_runs
 
 ASKED = BaselineSpec(paths=("old",), slower=0.02, more_memory=0.02, higher_loss=0.005)
@@ -117,6 +117,14 @@ def test_a_run_that_was_not_trained_again_is_no_evidence(tmp_path):
     assert check.state == "NOT_RUN" and "it was not trained again" in check.detail
     earlier = experiment(tmp_path / "earlier", seeds=2)
     assert checks(ours, ours, earlier)["step_seconds"].runs == (2, 2)
+
+
+def test_step_times_from_before_a_run_continued_in_place_do_not_count(tmp_path):
+    [run] = experiment(tmp_path / "new")
+    before = 120  # on a slower machine
+    run.steps["attempt"] = [0] * before + [1] * (200 - before)
+    run.steps.loc[: before - 1, "seconds"] = 1.0
+    assert len(step_seconds(run)) == 200 - before - 3 and max(step_seconds(run)) < 1.0
 
 
 def test_what_differs_is_said_and_runs_of_one_setting_count_together(tmp_path):

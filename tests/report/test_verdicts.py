@@ -51,6 +51,23 @@ def test_a_failure_says_how_many_steps_differ(experiment):
     assert check(experiment).detail == ("different: 2 of 20 steps differ by more than 1e-05, step 13 first: by 3.6e+00")
 
 
+def test_runs_that_continue_in_place_are_compared_from_the_first_step_of_their_curve(experiment):
+    add(experiment)
+    parent = {"experiment": "tiny", "iteration": 12, "identity": "0123"}
+    runs = load_runs(experiment.results)
+    for run in runs:
+        run.summary.update(parent={**parent, "run": run.name})
+        run.steps["attempt"] = [0] * 12 + [1] * 8
+    [found] = agreement_checks([AgreementSpec(reference="dp1", runs=("other",), tolerance=1e-5)], runs)
+    assert (found.state, found.steps) == ("PASS", 20)
+    run = runs[1] = replace(runs[1], steps=runs[1].steps[12:])  # continued from another run's checkpoint
+    [found] = agreement_checks([AgreementSpec(reference="dp1", runs=("other",), tolerance=1e-5)], runs)
+    assert (found.state, found.steps, found.parts_at) == ("PASS", 8, None)
+    runs[1] = replace(run, steps=run.steps[:0])
+    [found] = agreement_checks([AgreementSpec(reference="dp1", runs=("other",), tolerance=1e-5)], runs)
+    assert (found.state, found.detail) == ("FAIL", "only 0 of 20 steps can be compared")
+
+
 def test_steps_that_only_one_run_has_fail_the_check_however_well_the_others_agree(experiment):
     add(experiment, steps=15)
     found = check(experiment)

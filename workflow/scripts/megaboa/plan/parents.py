@@ -179,9 +179,8 @@ class Parents:
         run = self.joined(name)
         if folder.file("run").exists() and folder.run == run.run and is_trained(folder):
             return trained_parent(folder)
-        settings = run.launch.checkpoint
         last = run.run.training.get("train_iters")
-        return ParentRun(f"{experiment}/{name}", run.run, settings, last, planned_steps(settings, last))
+        return ParentRun(f"{experiment}/{name}", run.run, run.launch.checkpoint, last, will_keep(run))
 
 
 def saved_for_other_layouts(experiment: str, runs: list[Run]) -> list[Run]:
@@ -235,13 +234,18 @@ def planned_steps(settings: Tree, last: int | None) -> list[int] | None:
     return checkpoints.kept(saved, settings.get("keep_last"), settings.get("keep_every"))
 
 
+def will_keep(run: Run) -> list[int] | None:
+    """The steps whose checkpoints a run of this plan keeps if it is trained now: none of its parent's."""
+    kept = planned_steps(run.launch.checkpoint, run.run.training.get("train_iters"))
+    return kept and [step for step in kept if step > run.run.steps_before]
+
+
 def kept_by(run: Run, folder: RunFolder) -> list[int] | None:
     """The steps whose checkpoints a run of this plan has once it is trained; None if its recipe decides."""
     with contextlib.suppress(NoParentError, InputError):  # without its store, or with damaged files, it is made again
         if folder.file("run").exists() and folder.run == run.run and is_trained(folder):
             return trained_parent(folder).kept
-    kept = planned_steps(run.launch.checkpoint, run.run.training.get("train_iters"))
-    return kept and [step for step in kept if step > run.run.steps_before]
+    return will_keep(run)
 
 
 def _step(parent: ParentRun, step: int | None) -> int:

@@ -23,7 +23,7 @@ from megaboa.paths import ExperimentFolder, RunFolder
 from megaboa.plan import device, documents, tasks
 from megaboa.plan.choices import Choice, Place, Problems, TreePath, bad_names, choices_of, seeds, twins
 from megaboa.plan.one_run import RunPlanner
-from megaboa.plan.parents import Parents, kept_by, listed, planned_steps, saved_for_other_layouts, split
+from megaboa.plan.parents import Parents, kept_by, listed, saved_for_other_layouts, split, will_keep
 from megaboa.plan.plan import Plan, Run
 from megaboa.plan.run_facts import known_check
 from megaboa.records import AgreementSpec, ExportRecord, Preflight, Tree, read_if_there
@@ -251,10 +251,11 @@ def of_store(store: str) -> list[str]:
 def unkept(run: Run, wanted: Literal["all"] | Along | None) -> str | None:
     """Why checkpoints won't be there for exports during the training; None if they will."""
     last = run.run.training.get("train_iters")
-    kept = planned_steps(run.launch.checkpoint, last)
+    kept = will_keep(run)
     if not isinstance(wanted, Along) or not kept or last is None:
         return None
-    missing = [step for step in range(wanted.every, last + 1, wanted.every) if step not in kept]
+    own = (step for step in range(wanted.every, last + 1, wanted.every) if step > run.run.steps_before)
+    missing = [step for step in own if step not in kept]
     if not missing and wanted.every <= last:
         return None
     steps = listed([str(step) for step in missing or [wanted.every]])

@@ -297,6 +297,6 @@ def _first(found: pd.DataFrame, where: pd.Series) -> int | None:
 
 
 def _first_step(run: RunResult) -> int:
-    """The first step of a run; if it continued from another run's checkpoint, the one after it."""
-    parent = (run.summary or {}).get("parent")
-    return parent["iteration"] + 1 if parent and not parent.get("weights_only") else 1
+    """The first step of a run's curve: the one after its parent's checkpoint, or, if it continues in place, the first
+    of its earlier state."""
+    return int(run.steps["step"].min()) if len(run.steps) else 1

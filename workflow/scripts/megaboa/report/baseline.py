@@ -14,7 +14,6 @@ from megaboa.files import canonical
 from megaboa.formats import counted
 from megaboa.harmless import without_harmless
 from megaboa.metrics import label, named
-from megaboa.observe.numbers import WARMUP_STEPS
 from megaboa.records import AgreementCheck, AgreementSpec, BaselineCheck, BaselineSpec, ReportCheck, Tree
 from megaboa.report.agreement import agreement_checks
 from megaboa.report.intervals import POWER, Ratio, Sample, blocks_of, judged, needed, paired, ratio
@@ -74,7 +73,7 @@ def step_seconds(run: RunResult) -> Sequence[float]:
     """Times of the steps that count for the speed."""
     if run.steps is None:
         return ()
-    warm = run.steps[run.steps.groupby("attempt").cumcount() >= WARMUP_STEPS]["seconds"]
+    warm = run.steps[run.warm]["seconds"]
     return warm[warm > 0].to_numpy()
 
 

@@ -10,7 +10,6 @@ import pandas as pd
 
 from megaboa import metrics
 from megaboa.config.models.outputs import Figure
-from megaboa.observe.numbers import WARMUP_STEPS
 from megaboa.observe.steps import VALIDATION_SET
 from megaboa.records import LM_LOSS
 from megaboa.report.runs import RunResult
@@ -244,9 +243,7 @@ def _steps(run: RunResult) -> pd.DataFrame:
     table = run.steps.copy()
     table["tokens_per_second"] = table["tokens"] / table["seconds"]
     table["tokens"] = table["tokens"].cumsum()
-    own = table["attempt"] > 0  # the steps before, of a run that continues in place, may be of another machine
-    warm = own & (table.groupby("attempt").cumcount() >= WARMUP_STEPS)
-    table["warm"] = warm.map({True: "true", False: "false"})
+    table["warm"] = run.warm.map({True: "true", False: "false"})
     return table.drop(columns=["attempt", "replayed", "time", "skipped"]).assign(run=run.name)
 
 

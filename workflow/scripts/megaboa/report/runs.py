@@ -10,6 +10,7 @@ from pathlib import Path
 import pandas as pd
 
 from megaboa.layout import words
+from megaboa.observe.numbers import WARMUP_STEPS
 from megaboa.paths import ExperimentFolder, RunFolder
 from megaboa.plan.documents import RECIPE, cell
 from megaboa.records import (
@@ -66,6 +67,13 @@ class RunResult:
     def documents(self) -> Tree:
         """The documents in which its metrics are looked up."""
         return {"summary": self.summary, "goodput": self.goodput and plain(self.goodput)}
+
+    @property
+    def warm(self) -> pd.Series:
+        """Which of its `steps` count for the speed: not the first ones of an attempt, and none from before the run
+        continued in place (attempts up to 0), which may have been on another machine."""
+        attempts = self.steps["attempt"]
+        return (attempts > 0) & (self.steps.groupby("attempt").cumcount() >= WARMUP_STEPS)
 
     @property
     def steps_asked(self) -> str:
