@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from declared import declared
 
-from megaboa.config.keys import all_keys
-from megaboa.fields import BRIDGE_FIELDS, OWN_FIELDS, SAME_AS, key_of
+from megaboa.config.keys import all_keys, override_problem
+from megaboa.fields import BRIDGE_FIELDS, INSTEAD_OF_OVERRIDES, OWN_FIELDS, SAME_AS, key_of
 
 # Where the fields of each part of the ConfigContainer are declared: its own class and those that it inherits from.
 SOURCES = {
@@ -67,6 +67,17 @@ def test_every_key_that_changes_a_run_has_its_field() -> None:
     found = {key for key in all_keys() if key.startswith(sections)}
     fim = {key for key in found if key.startswith("data.fim.")}  # fields of another class than the dataset's usual one
     assert (found - fim) | {"launch.timeout_minutes"} == set(BRIDGE_FIELDS) | ours
+
+
+def test_only_keys_of_the_start_take_the_place_of_overrides() -> None:
+    """An experiment that set a field by `overrides` before there was a key keeps its identity, and so its store."""
+    remedy = "a new key: leave it out of fields.INSTEAD_OF_OVERRIDES, or runs with that override train again"
+    assert len(INSTEAD_OF_OVERRIDES) == 50, remedy
+    assert set(BRIDGE_FIELDS) > INSTEAD_OF_OVERRIDES
+    newer = set(BRIDGE_FIELDS) - INSTEAD_OF_OVERRIDES
+    assert newer >= {"parallel.overlap_grad_reduce", "parallel.overlap_param_gather"}
+    fields = {field for key in newer for field in BRIDGE_FIELDS[key]}
+    assert not fields & SAME_AS.keys() and all(override_problem(field) is None for field in fields)
 
 
 def test_fields_lead_back_to_their_keys() -> None:

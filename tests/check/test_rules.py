@@ -7,7 +7,9 @@ import pytest
 from facts_of import facts
 
 from megaboa.check import course, table
+from megaboa.check.facts import FIELDS
 from megaboa.check.rule import divisors, multiples, sentence
+from megaboa.config import keys
 
 
 @dataclasses.dataclass
@@ -297,8 +299,8 @@ CASES = {
     ),
     "layers_are_shared_out_in_one_way": Case(
         {"first_stage_layers": 2, "loss_counts": True},
-        "model.num_layers_in_first_pipeline_stage (or last)",
-        "is set together with model.account_for",
+        "model.num_layers_in_first_pipeline_stage",
+        "is set together with model.account_for_loss_in_pipeline_split: keep one",
         (),
         {"first_stage_layers": 2, "last_stage_layers": 2},
         {"embedding_counts": True, "loss_counts": True},
@@ -340,7 +342,7 @@ CASES = {
         {"pp": 2, "pipeline_dtype": False},
         "model.pipeline_dtype",
         "is null",
-        ("bf16", "fp32"),
+        ("bf16_mixed", "fp32"),
         {"pp": 1, "pipeline_dtype": False},
         {"pp": 2},
     ),
@@ -949,6 +951,7 @@ OTHER_ERRORS = [
     ),
 ]
 
+ONLY_INSIDE = {"model.pipeline_dtype"}  # a fact that only Bridge's configuration has
 BY_NAME = {rule.__name__: rule for rule in table.RULES}
 
 
@@ -965,6 +968,12 @@ def test_what_is_illegal_is_named_with_the_nearest_legal_values(name):
     assert broken is not None
     assert (broken.key, broken.level, broken.nearest) == (case.key, case.level, case.nearest)
     assert case.says in broken.message
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_key_is_ours_or_a_field_of_bridge(name):
+    """Errors name the line of a key of ours, and take everything else for an override."""
+    assert keys.is_own(CASES[name].key) or CASES[name].key in {*FIELDS.values(), *ONLY_INSIDE}
 
 
 @pytest.mark.parametrize("name", CASES)

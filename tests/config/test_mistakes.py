@@ -249,6 +249,7 @@ MISTAKES = [
     mistake("override of a part of a key", "overrides.model.seq_length", "set that instead", "training.seq_length", add="overrides: {model.seq_length: 5}\n"),
     mistake("override of our own", "overrides.checkpoint.save", "Megaboa itself", add="overrides: {checkpoint.save: here}\n"),
     mistake("Bridge's second tier", "overrides.checkpoint.replication_jump", "set checkpoint.local instead", add="overrides: {checkpoint.replication_jump: 1}\n"),
+    mistake("copies of an optimizer with files of its own", "checkpoint.local", "experiment.yaml:14: ", "set with the optimizer muon", "nearest: null", add="optimizer: {name: muon}\ncheckpoint: {local: {every: 2}}\n"),
     mistake("copies in a relative folder", "checkpoint.local.folder", "no path from the root", add="checkpoint: {local: {every: 2, folder: here}}\n"),
     mistake("copies without an interval", "checkpoint.local.every", "missing", add="checkpoint: {local: {folder: /tmp}}\n"),
     mistake("override with a bad value", "optimizer.lr", "-1", "greater than 0", add="overrides: {optimizer.lr: -1}\n"),

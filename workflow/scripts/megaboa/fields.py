@@ -86,13 +86,28 @@ _OTHER_MEANING = {
     "training.train_tokens",
     "training.precision",
 }
-# Keys that are newer than overrides of their fields. Such overrides stay part of a run's identity, so that it doesn't
-# change.
-OVERRIDES_TOO = {"parallel.overlap_grad_reduce", "parallel.overlap_param_gather"}
+# The keys whose fields were never free to be set by `overrides`. Don't add to them: experiments may set the fields of
+# newer keys there, and such overrides stay in a run's identity, so that it doesn't train again.
+_OF_THE_START = {
+    "data": "blend split blend_per_split.train blend_per_split.valid blend_per_split.test num_workers "
+    "reset_position_ids reset_attention_mask eod_mask_loss",
+    "training": "train_iters train_tokens global_batch_size micro_batch_size seq_length seed precision eval_interval "
+    "eval_iters",
+    "optimizer": "name lr min_lr weight_decay beta1 beta2 eps clip_grad",
+    "schedule": "decay warmup_iters decay_iters wsd_decay_iters",
+    "parallel": "tp pp vpp cp ep etp sp distributed_optimizer fsdp fsdp_sharding",
+    "checkpoint": "save_interval keep_last async_save reshardable",
+    "load": "optimizer rng",
+    "launch": "timeout_minutes",
+    "profile": "tool steps ranks",
+}
+INSTEAD_OF_OVERRIDES = frozenset(
+    f"{section}.{name}" for section, names in _OF_THE_START.items() for name in names.split()
+)
 SAME_AS: dict[str, str] = {
     fields[0]: key
     for key, fields in BRIDGE_FIELDS.items()
-    if len(fields) == 1 and key not in _OTHER_MEANING | OVERRIDES_TOO
+    if len(fields) == 1 and key in INSTEAD_OF_OVERRIDES - _OTHER_MEANING
 }
 
 

@@ -66,14 +66,18 @@ def layers_are_shared_out_in_one_way(f: Facts) -> Broken | None:
     """A pipeline layout, uneven ends, and counting embedding or loss exclude each other; transformer_config.py
     refuses two."""
     layout = f.layout
-    ways = {
-        "model.pipeline_model_parallel_layout": layout.stages is not None,
-        "model.num_layers_in_first_pipeline_stage (or last)": bool(
-            layout.first_stage_layers or layout.last_stage_layers
-        ),
-        "model.account_for_embedding_in_pipeline_split (or loss)": layout.embedding_counts or layout.loss_counts,
-    }
-    used = [way for way, is_used in ways.items() if is_used]
+    ways = (
+        {"model.pipeline_model_parallel_layout": layout.stages is not None},
+        {
+            "model.num_layers_in_first_pipeline_stage": layout.first_stage_layers,
+            "model.num_layers_in_last_pipeline_stage": layout.last_stage_layers,
+        },
+        {
+            "model.account_for_embedding_in_pipeline_split": layout.embedding_counts,
+            "model.account_for_loss_in_pipeline_split": layout.loss_counts,
+        },
+    )
+    used = [next(field for field in way if way[field]) for way in ways if any(way.values())]
     return Broken(used[0], f"is set together with {', '.join(used[1:])}: keep one") if len(used) > 1 else None
 
 
@@ -147,7 +151,9 @@ def pipeline_has_a_type(f: Facts) -> Broken | None:
     pipeline_dtype."""
     if f.layout.pp == 1 or f.training.pipeline_dtype:
         return None
-    return Broken("model.pipeline_dtype", "is null with parallel.pp above 1: set training.precision", ("bf16", "fp32"))
+    return Broken(
+        "model.pipeline_dtype", "is null with parallel.pp above 1: set training.precision", ("bf16_mixed", "fp32")
+    )
 
 
 RULES = (

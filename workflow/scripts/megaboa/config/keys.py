@@ -15,7 +15,7 @@ from megaboa.config.formula import Formula
 from megaboa.config.models.experiment import Experiment
 from megaboa.config.models.model import Model
 from megaboa.config.problems import Problem, nearest
-from megaboa.fields import NON_PERSISTENT, OVERRIDES_TOO, OWN_FIELDS, SAME_AS, key_of
+from megaboa.fields import INSTEAD_OF_OVERRIDES, NON_PERSISTENT, OWN_FIELDS, SAME_AS, key_of
 from megaboa.secrets import is_secret_name
 
 Path = tuple[str, ...]
@@ -89,6 +89,12 @@ def _walk(section: type[BaseModel], prefix: str) -> Iterator[Key]:
 @functools.cache
 def all_keys() -> dict[str, Key]:
     return {key.dotted: key for key in _walk(Experiment, "")}
+
+
+@functools.cache
+def is_own(dotted: str) -> bool:
+    """Whether this is a key of the experiment file or a section of it, and not a field of Bridge."""
+    return any(f"{key}.".startswith(f"{dotted}.") for key in all_keys())
 
 
 @functools.cache
@@ -180,7 +186,7 @@ def override_problem(field: str) -> str | None:
     if is_secret_name(field.rpartition(".")[2].rpartition("_")[2]):  # so not moe_token_dispatcher_type
         return "is a secret, which would be written to disk: remove it, and export it as an environment variable"
     key = key_of(field)
-    if key and field not in SAME_AS and key not in OVERRIDES_TOO:
+    if key in INSTEAD_OF_OVERRIDES and field not in SAME_AS:
         return f"is set by the key {key}: set that instead"
     return None
 

@@ -336,7 +336,7 @@ class RunPlanner:
 def _source(key: str, config: Experiment, model: str) -> tuple[str, ...]:
     """The path of the value that a rule complains about. Rules name Bridge's fields, where there is no key of ours;
     their values are from overrides, the tokenizer, or the model's own config."""
-    if key in keys.all_keys():
+    if keys.is_own(key):
         return tuple(key.split("."))
     field, asked = OF_CONFIG.get(key), config.models[str(config.model)]
     if key in config.overrides or field is None or asked.recipe is not None:
