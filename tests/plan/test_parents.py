@@ -242,6 +242,16 @@ def test_another_layout_needs_a_checkpoint_that_was_saved_for_it(plan_of: PlanOf
     assert plan_of(more, **SAVES).runs[0].run.parent.iteration == 10, "any number of data parallel ranks takes it"
 
 
+@pytest.mark.parametrize("size", ["vpp: 1", "tp: 1", "etp: 1"])
+def test_the_same_layout_written_out_is_no_other_one(plan_of: PlanOf, trained: Callable[..., Plan], size: str) -> None:
+    trained(whole=False)
+    plan = plan_of(f"continue_from: old/base@10\nparallel: {{{size}}}\n", **SAVES)
+    assert plan.runs[0].run.parent.iteration == 10
+    runs = f"sweep: {{runs: {{a: {{}}, b: {{continue_from: small/a@10, parallel.{size}}}}}}}\n"
+    large = {"models.dense.config.num_hidden_layers": 3}  # whose state isn't gathered without need
+    assert plan_of(runs, **SAVES, **large)["a"].launch.checkpoint["reshardable"] is False
+
+
 def test_a_checkpoint_that_was_saved_whole_has_any_layout(plan_of: PlanOf, trained: Callable[..., Plan]) -> None:
     trained(whole=True, **{"checkpoint.reshardable": False})
     wide = "continue_from: old/base@10\nresources: {gpus_per_node: 2}\nparallel: {tp: 2}\n"

@@ -99,6 +99,11 @@ class Layout:
         return getattr(self, name) or 1
 
     @property
+    def sizes(self) -> dict[str, int]:
+        """The effective sizes of all axes, by name."""
+        return {name: self.size(name) for name in NAMES}
+
+    @property
     def chunks(self) -> int:
         """Virtual stages per rank."""
         return self.vpp or 1

@@ -13,9 +13,9 @@ from typing import Any
 
 import yaml
 
-from megaboa import layout
 from megaboa.config.problems import choose, show
 from megaboa.errors import InputError
+from megaboa.layout import NAMES, Layout
 from megaboa.paths import ExperimentFolder, RunFolder, trained
 from megaboa.plan import documents, in_place
 from megaboa.plan.plan import Run
@@ -201,9 +201,10 @@ def _saving_whole(run: Run) -> Run:
     return replace(run, launch=replace(run.launch, checkpoint={**run.launch.checkpoint, "reshardable": True}))
 
 
-def _layout(run: RunSpec) -> list[Any]:
-    """The sizes of a run's layout, without data parallelism."""
-    return [run.parallel.get(size) for size in layout.NAMES]
+def _layout(run: RunSpec) -> Tree:
+    """The sizes of a run's layout, without data parallelism; of a recipe those that the file sets."""
+    known = Layout.of_run(run)
+    return {name: run.parallel.get(name) for name in NAMES} if known is None else known.sizes
 
 
 def trained_parent(folder: RunFolder) -> ParentRun:
