@@ -201,6 +201,38 @@ def test_of_a_recipe_only_what_the_file_says(plan_of, tmp_path):
         plan_of(more + "parallel: {tp: 2, pp: 1, cp: 1}\n", **{"training.micro_batch_size": 1})
 
 
+@pytest.mark.parametrize(
+    ("keys", "rule"),
+    [
+        (
+            "optimizer: {name: muon}\ncheckpoint: {save_interval: 5, local: {every: 2}}",
+            "copies_on_nodes_can_be_resumed",
+        ),
+        (
+            "parallel: {fsdp: torch}\ncheckpoint: {save_interval: 5, local: {every: 2}}",
+            "copies_on_nodes_can_be_resumed",
+        ),
+        ("checkpoint: {save_interval: 5, local: {every: 2}}", None),  # whichever optimizer the recipe has
+        ("schedule: {warmup_iters: 50, decay_iters: 40}", "warmup_ends_before_the_decay"),
+        ("schedule: {warmup_iters: 50, decay_iters: null}", None),  # null leaves it to the recipe
+        ("schedule: {warmup_iters: 50}", None),  # its decay may end later than the run
+        ("optimizer: {name: sgd}\nparallel: {distributed_optimizer: true}", "sgd_has_nothing_to_shard"),
+        ("optimizer: {name: sgd}", None),
+        ("parallel: {tp: 1, pp: 1, cp: 1, vpp: 2}", "interleaving_needs_a_pipeline"),
+        ("parallel: {vpp: 2}", None),
+        ("parallel: {fsdp: megatron, fsdp_sharding: no_shard}", None),  # its layers may have no gates
+        ("parallel: {overlap_param_gather: true, distributed_optimizer: false}", None),
+    ],
+)
+def test_keys_next_to_a_recipe_are_checked_as_far_as_they_say_enough(plan_of, keys, rule):
+    recipe = "model: r\nmodels: {r: {recipe: llama32_1b_pretrain_config, tokenizer: bpe}}\n"
+    if rule is None:
+        assert plan_of(f"{recipe}{keys}\n").runs
+        return
+    with pytest.raises(ConfigError, match=rule):
+        plan_of(f"{recipe}{keys}\n")
+
+
 def test_a_plan_is_refused_and_says_what_would_fit(plan_of):
     model = {"vocab_size": 32000, "intermediate_size": 11008, "num_hidden_layers": 32, "max_position_embeddings": 4096}
     given = {"training.train_iters": 10, "device": "cuda", "models.dense.config": model, "training.seq_length": 4096}

@@ -1,4 +1,4 @@
-"""Maps our keys to the fields of Bridge's ConfigContainer that they set. No other module knows both vocabularies."""
+"""Maps our keys to the fields of Bridge's ConfigContainer that they set."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from megaboa.fields import BRIDGE_FIELDS
 from megaboa.layout import AXES, Layout
 from megaboa.records import Tree
 
@@ -226,14 +227,33 @@ def _tuple(value: Any) -> Any:
     return tuple(map(_tuple, value)) if isinstance(value, list) else value
 
 
+# The key of the experiment file for each fact that has one.
+KEYS: dict[str, str] = {
+    **{f"layout.{axis.name}": axis.key for axis in AXES},
+    "layout.sp": "parallel.sp",
+    "layout.distributed_optimizer": "parallel.distributed_optimizer",
+    "layout.fsdp": "parallel.fsdp",
+    "layout.fsdp_sharding": "parallel.fsdp_sharding",
+    "training.iters": "training.train_iters",
+    "training.gbs": "training.global_batch_size",
+    "training.mbs": "training.micro_batch_size",
+    "training.seq_length": "training.seq_length",
+    "training.precision": "training.precision",
+    "training.warmup_iters": "schedule.warmup_iters",
+    "training.decay_iters": "schedule.decay_iters",
+    "training.optimizer": "optimizer.name",
+    "training.save_interval": "checkpoint.save_interval",
+    "training.keep_last": "checkpoint.keep_last",
+    "kernels.grad_overlap": "parallel.overlap_grad_reduce",
+    "kernels.gather_overlap": "parallel.overlap_param_gather",
+}
+# Facts that no single field tells.
+_OF_SEVERAL_FIELDS = {"layout.fsdp", "training.precision", "training.save_interval", "training.keep_last"}
 # The field of Bridge's ConfigContainer for each fact, in the real configuration or in an experiment's overrides.
 FIELDS: dict[str, str] = {
-    **{f"layout.{axis.name}": axis.field for axis in AXES},
+    **{fact: BRIDGE_FIELDS[key][0] for fact, key in KEYS.items() if fact not in _OF_SEVERAL_FIELDS},
     "layout.group": "model.microbatch_group_size_per_vp_stage",
     "layout.cp_comm": "model.cp_comm_type",
-    "layout.sp": "model.sequence_parallel",
-    "layout.distributed_optimizer": "ddp.use_distributed_optimizer",
-    "layout.fsdp_sharding": "ddp.data_parallel_sharding_strategy",
     "layout.optimizer_instances": "ddp.num_distributed_optimizer_instances",
     "layout.first_stage_layers": "model.num_layers_in_first_pipeline_stage",
     "layout.last_stage_layers": "model.num_layers_in_last_pipeline_stage",
@@ -267,20 +287,13 @@ FIELDS: dict[str, str] = {
     "model.qk_position_dim": "model.qk_pos_emb_head_dim",
     "model.v_head_dim": "model.v_head_dim",
     "model.mtp_layers": "model.mtp_num_layers",
-    "training.iters": "train.train_iters",
-    "training.gbs": "train.global_batch_size",
-    "training.mbs": "train.micro_batch_size",
     "training.rampup": "train.rampup_batch_size",
     "training.eval_gbs": "validation.eval_global_batch_size",
     "training.eval_mbs": "validation.eval_micro_batch_size",
-    "training.seq_length": "model.seq_length",
-    "training.warmup_iters": "scheduler.lr_warmup_iters",
-    "training.decay_iters": "scheduler.lr_decay_iters",
     "training.fp8_weights": "mixed_precision.fp8_param_gather",
     "training.bf16_ends": "mixed_precision.first_last_layers_bf16",
     "training.bf16": "model.bf16",
     "training.fp16": "model.fp16",
-    "training.optimizer": "optimizer.optimizer",
     "training.precision_aware": "optimizer.use_precision_aware_optimizer",
     "training.remainders": "optimizer.store_param_remainders",
     "training.checkpoint_format": "checkpoint.ckpt_format",
@@ -323,8 +336,6 @@ FIELDS: dict[str, str] = {
     "kernels.fp8_attention": "mixed_precision.fp8_dot_product_attention",
     "kernels.fp32_gradients": "mixed_precision.grad_reduce_in_fp32",
     "kernels.gradient_fusion": "model.gradient_accumulation_fusion",
-    "kernels.grad_overlap": "ddp.overlap_grad_reduce",
-    "kernels.gather_overlap": "ddp.overlap_param_gather",
 }
 # Facts whose field is overwritten by a section of Bridge's before training, even if the section has None (its default).
 OVERWRITTEN = {"kernels.expert_overlap": "comm_overlap.overlap_moe_expert_parallel_comm"}

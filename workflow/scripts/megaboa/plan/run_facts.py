@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from megaboa import bridge_recipes, files, model_kinds
-from megaboa.check.facts import Cluster, Facts, Kernels, Model, Profiling, Training, from_json, with_overrides
+from megaboa.check.facts import KEYS, Cluster, Facts, Kernels, Model, Profiling, Training, from_json, with_overrides
 from megaboa.config.check import is_local
 from megaboa.config.formula import Number
 from megaboa.config.models.experiment import Experiment
@@ -30,24 +30,25 @@ def facts_of(config: Experiment, quantities: Quantities, hf_config: Tree | None)
     model = config.models[str(config.model)]
     if model.recipe is not None:
         return Facts(
-            _known_layout(quantities),
+            _layout_of_recipe(config, quantities),
             Model(kind=_kind_of_recipe(model.recipe)),
-            training=_known_training(config, quantities),
+            training=_training(config, quantities, _set_next_to_recipe(config, "training")),
             cluster=_cluster(config, model.recipe),
         )
     world = int(quantities("world_size"))
-    return _of_config(config, str(config.model), hf_config, world, _training(config, quantities))
+    training = _training(config, quantities, _given(config, "training"))
+    return _of_config(config, str(config.model), hf_config, world, training)
 
 
 def _of_config(config: Experiment, name: str, hf_config: Tree | None, world: int, training: Training) -> Facts:
-    """The facts of one of the experiment's models, which is no recipe."""
+    """The facts of one of the experiment's models that has no recipe."""
     model = config.models[name]
     tokenizer = config.tokenizers.get(str(model.tokenizer))
     facts = Facts(
-        layout=_layout(config, world),
+        layout=Layout(world, **_given(config, "layout")),
         model=_model(hf_config, tokenizer.size if tokenizer else None, model.init == "pretrained"),
         training=training,
-        kernels=_kernels(config, hf_config),
+        kernels=dataclasses.replace(_kernels(hf_config), **_given(config, "kernels")),
         profiling=_profiling(config),
         cluster=_cluster(config),
     )
@@ -66,49 +67,43 @@ def _kind_of_recipe(recipe: str) -> str:
     return bridge_recipes.kind_of(found).name if found else model_kinds.GPT
 
 
-def _layout(config: Experiment, world: int) -> Layout:
-    parallel = config.parallel
-    return Layout(
-        world_size=world,
-        **{name: getattr(parallel, name) for name in (*NAMES, "sp")},
-        distributed_optimizer=parallel.distributed_optimizer,
-        fsdp=parallel.fsdp,
-        fsdp_sharding=parallel.fsdp_sharding,
-    )
+def _given(config: Experiment, section: str) -> Tree:
+    """A section's facts, by their keys of the file."""
+    values = {}
+    for fact, key in KEYS.items():
+        (part, name), (where, field) = fact.split("."), key.split(".")
+        if part == section:
+            values[name] = getattr(getattr(config, where), field)
+    return values
 
 
-def _known_layout(quantities: Quantities) -> Layout:
-    sizes = {name: _whole(quantities.get(name)) for name in ("world_size", *DENSE)}
-    return Layout() if None in sizes.values() else Layout(**sizes)
+def _set_next_to_recipe(config: Experiment, section: str) -> Tree:
+    """Facts by the keys that are set; null leaves a key to the recipe. Those are left out that say nothing without a
+    setting that only the recipe knows."""
+    known = {fact for fact, key in KEYS.items() if _is_set(config, *key.split("."))}
+    if "training.decay_iters" not in known:  # the recipe's decay may end later than the run
+        known.discard("training.warmup_iters")
+    if "layout.distributed_optimizer" not in known and config.optimizer.name == "sgd":
+        known.discard("training.optimizer")
+    return {name: value for name, value in _given(config, section).items() if f"{section}.{name}" in known}
 
 
-def _training(config: Experiment, quantities: Quantities) -> Training:
-    training, schedule = config.training, config.schedule
-    return Training(
-        iters=_whole(quantities.get("train_iters")),
-        gbs=training.global_batch_size,
-        mbs=training.micro_batch_size,
-        seq_length=training.seq_length,
-        warmup_iters=schedule.warmup_iters,
-        decay_iters=schedule.decay_iters,
-        save_interval=config.checkpoint.save_interval,
-        keep_last=config.checkpoint.keep_last,
-        **_copies(config),
-        task=config.task,
-        precision=training.precision,
-        optimizer=config.optimizer.name,
-        **tasks.facts(config),
-        **_profile(config),
-    )
+def _is_set(config: Experiment, section: str, name: str) -> bool:
+    part = getattr(config, section)
+    return name in part.model_fields_set and getattr(part, name) is not None
 
 
-def _known_training(config: Experiment, quantities: Quantities) -> Training:
-    iters, gbs, mbs = (_whole(quantities.get(name)) for name in ("train_iters", "gbs", "mbs"))
-    given = config.checkpoint.model_fields_set
-    interval = config.checkpoint.save_interval if "save_interval" in given else None
-    return Training(
-        iters=iters, gbs=gbs, mbs=mbs, save_interval=interval, **_copies(config), task=config.task, **_profile(config)
-    )
+def _layout_of_recipe(config: Experiment, quantities: Quantities) -> Layout:
+    given = _set_next_to_recipe(config, "layout")
+    given.pop("fsdp_sharding", None)  # says nothing without the recipe's model
+    if given.keys() >= set(DENSE):
+        return Layout(int(quantities("world_size")), **given)
+    return Layout(**{name: value for name, value in given.items() if name not in (*NAMES, "sp")})
+
+
+def _training(config: Experiment, quantities: Quantities, given: Tree) -> Training:
+    given = {**given, "iters": _whole(quantities.get("train_iters"))}  # may be given in tokens
+    return Training(**given, **_copies(config), task=config.task, **tasks.facts(config), **_profile(config))
 
 
 def _copies(config: Experiment) -> dict[str, Any]:
@@ -150,12 +145,8 @@ def _cluster(config: Experiment, recipe: str | None = None) -> Cluster:
     )
 
 
-def _kernels(config: Experiment, hf_config: Tree | None) -> Kernels:
-    return Kernels(
-        fused_activation=(hf_config or {}).get("model_type") in FUSED_ACTIVATION,
-        grad_overlap=config.parallel.overlap_grad_reduce,
-        gather_overlap=config.parallel.overlap_param_gather,
-    )
+def _kernels(hf_config: Tree | None) -> Kernels:
+    return Kernels(fused_activation=(hf_config or {}).get("model_type") in FUSED_ACTIVATION)
 
 
 def _model(hf_config: Tree | None, tokenizer_vocab: int | None, pretrained: bool) -> Model:
