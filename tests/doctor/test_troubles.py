@@ -69,6 +69,22 @@ def test_what_sources_say_of_what_cannot_happen_here(name):
     assert named(AS_SOURCES_SAY[name], steps=5).name == name
 
 
+@pytest.mark.parametrize(
+    ("line", "steps", "name"),
+    [
+        ("RuntimeError: CUDA driver error: out of memory", 3, "gpu_memory"),
+        ("RuntimeError: cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED", 3, "gpu_memory"),
+        ("RuntimeError: cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED", 3, "host_memory"),
+        ("RuntimeError: CUDA error: uncorrectable NVLink error detected during the execution", 3, "node"),
+        ("RuntimeError: CUDA error: no kernel image is available for execution on the device", 0, "no_kernels"),
+        ("RuntimeError: CUDA error: no kernel image is available for execution on the device", 3, "no_kernels"),
+        ("RuntimeError: CUDA error: device kernel image is invalid", 0, "no_kernels"),
+    ],
+)
+def test_what_cuda_says(line, steps, name):
+    assert named(f"Traceback (most recent call last):\n  File 'x.py'\n{line}\n", steps=steps).name == name
+
+
 def test_an_h200_that_ran_out_of_memory():
     found = named(H200.read_text())
     assert found.name == "gpu_memory"

@@ -94,6 +94,12 @@ ECC = (
     "asynchronously reported at some other API call, so the stacktrace below might be incorrect."
 )
 KERNEL_FAULT = (Path(__file__).parents[1] / "doctor" / "logs" / "h200_illegal_memory_access.log").read_text()
+# Words of cudaGetErrorString (libcudart 13.0), and of torch around it.
+PEER = "Invalid access of peer GPU memory over nvlink or a hardware error"  # a program's fault, too: driver_types.h
+NOT_READY = (
+    "Did you run some cuda functions before calling NumCudaDevices() that might have already set an error? Error 802: "
+    "system not yet initialized"
+)
 MEGATRON_NAN = (
     "RuntimeError: Rank 0, node n1, device 0, iteration 13: Unexpected result nan "
     "(message='found NaN in local forward loss calculation')"
@@ -119,6 +125,9 @@ UNKNOWN_KEYS = (
         ("torch.cuda.OutOfMemoryError: CUDA out of memory.", "out_of_memory"),
         ("RuntimeError: CUDA error: out of memory", "out_of_memory"),
         ("RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", "out_of_memory"),
+        ("RuntimeError: CUDA driver error: out of memory", "out_of_memory"),
+        ("RuntimeError: cuDNN error: CUDNN_STATUS_ALLOC_FAILED", "out_of_memory"),
+        ("RuntimeError: cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED", "out_of_memory"),
         (CPU_OOM, "out_of_memory"),
         (NCCL_OOM, "out_of_memory"),
         ("MemoryError", "out_of_memory"),
@@ -126,8 +135,12 @@ UNKNOWN_KEYS = (
         (DISK_FULL_IN_SAVE, "disk_full"),
         ("OSError: [Errno 122] Disk quota exceeded: '/s/x'", "disk_full"),
         (ECC, "gpu_failure"),
+        ("torch.AcceleratorError: CUDA error: uncorrectable NVLink error detected during the execution", "gpu_failure"),
+        (NCCL_OOM.replace("out of memory", "uncorrectable NVLink error detected during the execution"), "gpu_failure"),
+        (f"RuntimeError: Unexpected error from cudaGetDeviceCount(). {NOT_READY}", "gpu_failure"),
         ("RuntimeError: No CUDA GPUs: no CUDA-capable device is detected", "gpu_failure"),
         (KERNEL_FAULT, "crash"),
+        (f"torch.AcceleratorError: CUDA error: {PEER}", "crash"),
         ("RuntimeError: CUDA error: device-side assert triggered", "crash"),
         (MEGATRON_NAN, "nan"),
         ("ModuleNotFoundError: No module named 'transformer_engine'", "import_error"),

@@ -22,6 +22,21 @@ KERNEL_FAULT = (
     r"(?:CUDA error|Cuda failure).*"
     r"(?:illegal memory access|illegal instruction|misaligned address|device-side assert|invalid program counter)"
 )
+# How CUDA, its libraries and NCCL say that a GPU's memory is full.
+GPU_OUT_OF_MEMORY = (
+    r"torch\.(?:cuda\.)?OutOfMemoryError",
+    r"CUDA out of memory",
+    r"CUDA (?:driver )?error: out of memory",  # the driver's: expandable segments
+    r"Cuda failure.*out of memory",
+    r"CUBLAS_STATUS_ALLOC_FAILED",
+    r"CUDNN_STATUS_(?:ALLOC|INTERNAL_ERROR_DEVICE_ALLOCATION)_FAILED",  # before cuDNN 9, and since
+)
+UNREACHABLE = (
+    r"failed to connect to all addresses",
+    r"No route to host",
+    r"Network is unreachable",
+    r"ibv_\w+ failed",
+)
 
 
 @dataclass(frozen=True)
@@ -52,10 +67,7 @@ CAUSES: dict[str, End] = {
         "stop",
         "host_memory",
         (
-            r"torch\.(?:cuda\.)?OutOfMemoryError",
-            r"CUDA out of memory",
-            r"CUDA error: out of memory",
-            r"Cuda failure.*out of memory",
+            *GPU_OUT_OF_MEMORY,
             rf"{_BEGIN}MemoryError\b",
             r"DefaultCPUAllocator: (?:not enough memory|can't allocate memory)",
             r"etected \d+ oom[-_ ]kill",
@@ -65,7 +77,7 @@ CAUSES: dict[str, End] = {
             r"Cannot allocate memory",
             r"std::bad_alloc",
             r"failed to map segment from shared object",
-            r"CUBLAS_STATUS_ALLOC_FAILED",
+            r"CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED",
         ),
     ),
     "disk_full": End("full disk", "resume", "disk_full", (r"No space left on device", r"Disk quota exceeded")),
@@ -81,6 +93,8 @@ CAUSES: dict[str, End] = {
             r"CUDA error: (?:unspecified launch failure|unknown error|initialization error|device not ready)",
             r"no CUDA-capable device is detected",
             r"CUDA driver initialization failed",
+            r"uncorrectable NVLink error",
+            r"system not yet initialized",  # error 802: the node's fabric manager doesn't run
         ),
         node=True,
     ),
@@ -162,11 +176,8 @@ CAUSES: dict[str, End] = {
             r"Transport endpoint",
             r"Address already in use|EADDRINUSE",
             r"Resource temporarily unavailable",
-            r"failed to connect to all addresses",
             r"Dist(?:Network|Backend|Store)Error",
-            r"No route to host",
-            r"Network is unreachable",
-            r"ibv_\w+ failed",
+            *UNREACHABLE,
         ),
         second_hand=True,
         mute=True,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from megaboa import formats
-from megaboa.causes import CAUSES, KERNEL_FAULT
+from megaboa.causes import CAUSES, GPU_OUT_OF_MEMORY, KERNEL_FAULT, UNREACHABLE
 from megaboa.check import costs, fit, memory, table
 from megaboa.check.facts import Facts
 from megaboa.check.memory import GIB
@@ -23,14 +23,15 @@ HUB = (
     r"|couldn't connect to 'https://huggingface\.co'|LocalEntryNotFoundError|Invalid user token"
     r"|the hub can't be reached|the hub refuses it|is gated: ask for access|is not on the hub, or is private"
 )
-NETWORK = (
-    r"ibv_\w+ failed|libfabric|\bEFA\b|NET/(?:IB|OFI|Socket)|No route to host|Network is unreachable|NCCL_SOCKET_IFNAME"
-    r"|Bootstrap : no socket interface|failed to connect to all addresses|Connection refused"
+NETWORK = "|".join(
+    (
+        *UNREACHABLE,
+        r"libfabric|\bEFA\b|NET/(?:IB|OFI|Socket)|NCCL_SOCKET_IFNAME",
+        r"Bootstrap : no socket interface|Connection refused",
+    )
 )
-GPU_MEMORY = (
-    r"CUDA out of memory|OutOfMemoryError|CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED"
-    r"|Cuda failure.*out of memory"
-)
+GPU_MEMORY = "|".join(GPU_OUT_OF_MEMORY)
+NO_KERNELS = r"no kernel image is available for execution|device kernel image is invalid"
 QUOTA = r"[Qq]uota exceeded"
 AVOID = "resources.slurm_extra: --exclude=NODE"
 MOST, LENGTH = 3, 300  # number of lines of evidence, characters per line
@@ -42,6 +43,7 @@ FINER: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (("out_of_memory",), GPU_MEMORY, "gpu_memory"),
     (("disk_full",), QUOTA, "quota"),
     (("config", "crash", "transient", "import_error"), HUB, "hub"),
+    (("config", "crash", "poisoned"), NO_KERNELS, "no_kernels"),
     (("crash", "poisoned"), KERNEL_FAULT, "kernel_fault"),
     (("transient", "hang", "crash", "killed", "poisoned"), NETWORK, "network"),
 )
@@ -209,6 +211,14 @@ def import_error(case: Case) -> list[str]:
     ]
 
 
+def no_kernels(case: Case) -> list[str]:
+    where = "the image (image.base)" if case.in_image else case.python or "python"
+    return [
+        f"a package in {where} was built for other GPUs: PyTorch's are those of "
+        "python -c 'import torch; print(torch.cuda.get_arch_list())'; Transformer Engine and others have their own"
+    ]
+
+
 def node(case: Case) -> list[str]:
     return ["the node is avoided for recovery.exclude_hours; tell the administrators its name"]
 
@@ -283,6 +293,7 @@ ADVICE: dict[str, Callable[[Case], list[str]]] = {
     one.__name__: one
     for one in (
         *(gpu_memory, host_memory, nan, divergence, hang, communication, network, checkpoint, data, config),
-        *(import_error, node, preemption, time_limit, disk_full, quota, hub, kernel_fault, cancelled, lost, unknown),
+        *(import_error, no_kernels, node, preemption, time_limit, disk_full, quota, hub, kernel_fault),
+        *(cancelled, lost, unknown),
     )
 }
