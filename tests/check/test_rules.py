@@ -520,6 +520,22 @@ CASES = {
         {"gather_overlap": True, "distributed_optimizer": False, "fsdp": "megatron"},
         {"gather_overlap": True, "distributed_optimizer": False, "optimizer": "dist_muon"},
     ),
+    "twins_have_whole_weights": Case(
+        {"nudge": 1, "fsdp": "torch"},
+        "training.nudge",
+        "moves whole weights, and FSDP holds them in pieces: remove twins, or parallel.fsdp",
+        (0,),
+        {"nudge": 1},
+        {"fsdp": "megatron"},
+    ),
+    "masks_of_documents_have_no_context_parallelism": Case(
+        {"document_mask": True, "cp": 2, "world_size": 2},
+        "data.reset_attention_mask",
+        "set parallel.cp to 1, not 2",
+        ("false",),
+        {"document_mask": True, "tp": 2, "world_size": 2},
+        {"cp": 2, "world_size": 2},
+    ),
     "torch_fsdp_has_no_overlap_of_megatrons": Case(
         {"grad_overlap": True, "fsdp": "torch"},
         "parallel.overlap_grad_reduce",

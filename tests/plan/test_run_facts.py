@@ -56,6 +56,12 @@ def test_illegal_runs_are_left_out_and_listed_as_invalid(plan_of, tmp_path):
     assert not (tmp_path / "small/runs/tp3").exists()
 
 
+def test_masks_of_documents_and_twins_are_left_out_with_their_layouts(plan_of):
+    text = "data: {reset_attention_mask: true}\nsweep: {skip_illegal: true, grid: {parallel.cp: [1, 2]}}"
+    plan = plan_of(text, **{"training.train_iters": 10, "resources.gpus_per_node": 2})
+    assert [run.name for run in plan.runs] == ["cp1"] and "masks_of_documents" in plan.invalid[0].reasons[0]
+
+
 def test_what_preflight_refused_is_left_out_of_the_next_plan_until_it_changes(plan_of, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     text = "sweep: {skip_illegal: true, grid: {training.seed: [1, 2]}}"
@@ -220,6 +226,7 @@ def test_of_a_recipe_only_what_the_file_says(plan_of, tmp_path):
         ("optimizer: {name: sgd}", None),
         ("parallel: {tp: 1, pp: 1, cp: 1, vpp: 2}", "interleaving_needs_a_pipeline"),
         ("parallel: {vpp: 2}", None),
+        ("parallel: {cp: 2}\ndata: {reset_attention_mask: true}", "masks_of_documents_have_no_context_parallelism"),
         ("parallel: {fsdp: megatron, fsdp_sharding: no_shard}", None),  # its layers may have no gates
         ("parallel: {overlap_param_gather: true, distributed_optimizer: false}", None),
     ],

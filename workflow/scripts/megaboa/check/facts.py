@@ -100,6 +100,8 @@ class Training:
     adapter_rank: int | None = None
     adapter_targets: tuple[str, ...] = ()
     adapter_magnitudes: bool = False  # DoRA's magnitudes
+    document_mask: bool = False  # data.reset_attention_mask
+    nudge: int = 0  # of a twin
     profiler: str = "none"
     profile_steps: tuple[int, int] = (0, 0)
     profile_ranks: tuple[int, ...] = ()
@@ -244,14 +246,19 @@ KEYS: dict[str, str] = {
     "training.optimizer": "optimizer.name",
     "training.save_interval": "checkpoint.save_interval",
     "training.keep_last": "checkpoint.keep_last",
+    "training.document_mask": "data.reset_attention_mask",
+    "training.nudge": "training.nudge",
     "kernels.grad_overlap": "parallel.overlap_grad_reduce",
     "kernels.gather_overlap": "parallel.overlap_param_gather",
 }
 # Facts that no single field tells.
-_OF_SEVERAL_FIELDS = {"layout.fsdp", "training.precision", "training.save_interval", "training.keep_last"}
+_WITHOUT_FIELD = {
+    *("layout.fsdp", "training.precision", "training.save_interval", "training.keep_last"),
+    *("training.document_mask", "training.nudge"),
+}
 # The field of Bridge's ConfigContainer for each fact, in the real configuration or in an experiment's overrides.
 FIELDS: dict[str, str] = {
-    **{fact: BRIDGE_FIELDS[key][0] for fact, key in KEYS.items() if fact not in _OF_SEVERAL_FIELDS},
+    **{fact: BRIDGE_FIELDS[key][0] for fact, key in KEYS.items() if fact not in _WITHOUT_FIELD},
     "layout.group": "model.microbatch_group_size_per_vp_stage",
     "layout.cp_comm": "model.cp_comm_type",
     "layout.optimizer_instances": "ddp.num_distributed_optimizer_instances",

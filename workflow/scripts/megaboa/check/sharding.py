@@ -61,6 +61,14 @@ def fsdp_without_shards_is_not_saved(f: Facts) -> Broken | None:
     return Broken("parallel.fsdp_sharding", text, ("optim", "optim_grads", "optim_grads_params"))
 
 
+def twins_have_whole_weights(f: Facts) -> Broken | None:
+    """A twin begins with one weight moved by a unit in the last place, and FSDP holds the weights in pieces."""
+    if not f.training.nudge or f.layout.fsdp == "none":
+        return None
+    text = "moves whole weights, and FSDP holds them in pieces: remove twins, or parallel.fsdp"
+    return Broken("training.nudge", text, (0,))
+
+
 def fsdp_has_several_connections(f: Facts) -> Broken | None:
     """FSDP gathers weights during computation: CUDA_DEVICE_MAX_CONNECTIONS must not be 1, as
     ConfigContainer.validate asserts."""
@@ -119,6 +127,7 @@ RULES = (
     optimizer_instances_need_fsdp,
     fsdp_checkpoints_are_dtensors,
     fsdp_without_shards_is_not_saved,
+    twins_have_whole_weights,
     fsdp_has_several_connections,
     fsdp_shards_the_optimizer,
     sgd_has_nothing_to_shard,

@@ -121,6 +121,16 @@ def rotary_positions_turn_pairs(f: Facts) -> Broken | None:
     return Broken(f"model.{field}", text, multiples(head, 2))
 
 
+def masks_of_documents_have_no_context_parallelism(f: Facts) -> Broken | None:
+    """No attention kernel takes a mask that blocks attention between documents together with context parallelism."""
+    if not f.training.document_mask or f.layout.cp == 1:
+        return None
+    text = (
+        f"true, whose mask no attention kernel takes with context parallelism: set parallel.cp to 1, not {f.layout.cp}"
+    )
+    return Broken("data.reset_attention_mask", text, ("false",))
+
+
 def low_precision_is_aligned(f: Facts) -> Broken | None:
     """In a quantized matrix product the width is a multiple of 16 and the tokens of 8 (FP8), both of 32 (MXFP8, NVFP4);
     Transformer Engine asserts it in the first step, on the GPU only."""
@@ -177,6 +187,7 @@ RULES = (
     sequence_divides_over_tensor_ranks,
     sequence_fits_the_positions,
     rotary_positions_turn_pairs,
+    masks_of_documents_have_no_context_parallelism,
     low_precision_is_aligned,
     one_kind_of_half_precision,
     tensor_overlap_is_not_switched_off,

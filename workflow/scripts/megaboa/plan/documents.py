@@ -25,6 +25,8 @@ COLUMNS = (
     *("nodes", "gpus_per_node", "runtime", "jobs", "parent"),
     *("state", "why"),  # of runs that are left out
 )
+# Keys that runs of older versions don't have: they are in run.json only where they aren't the default.
+NEWER = (("training", "nudge"),)
 _SAME_LOSSES = {"num_workers", "max_epochs"}
 OVERLAPS = ("overlap_grad_reduce", "overlap_param_gather")  # keys of `parallel` for when things are sent, not what
 _TUNED_SAMPLES = ("template", "loss_on", "pack")
@@ -48,8 +50,11 @@ def run_spec(config: Experiment, model: str, world_size: int) -> RunSpec:
         name: getattr(config, name).model_dump(mode="json", exclude_unset=not own_defaults) for name in SECTIONS
     }
     sections["training"].pop("train_tokens", None)
-    if not sections["training"].get("nudge"):  # runs of older versions don't have this key
-        sections["training"].pop("nudge", None)
+    for section, name in NEWER:
+        default = type(getattr(config, section)).model_fields[name].default
+        of_recipe = not own_defaults and f"{section}.{name}" in BRIDGE_FIELDS  # it may have another value of its own
+        if not of_recipe and sections[section].get(name) == default:
+            sections[section].pop(name, None)
     for name in OVERLAPS:
         sections["parallel"].pop(name, None)
     if own_defaults:

@@ -285,12 +285,6 @@ class RunPlanner:
                     f"needs end-of-text tokens, and corpora.{endless[0]}.append_eod is false: remove one of the two"
                 )
                 self.problems.add(self.problems.place_of(("data", key), choice), message, choice.name)
-        if config.training.nudge and config.parallel.fsdp != "none":
-            message = "moves whole weights, and FSDP holds them in pieces: remove twins, or parallel.fsdp"
-            self.problems.add(self.problems.place_of(("training", "nudge"), choice), message, choice.name)
-        if config.data.reset_attention_mask and (cp := config.parallel.cp) > 1:
-            message = f"no attention kernel takes its mask with context parallelism: set parallel.cp to 1, not {cp}"
-            self.problems.add(self.problems.place_of(("data", "reset_attention_mask"), choice), message, choice.name)
 
     def check_tokenizer(self, config: Experiment, model: str, choice: Choice) -> None:
         """Report a folder of a model that has no tokenizer, if none is named: it would be found after the import."""

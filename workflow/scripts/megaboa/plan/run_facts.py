@@ -13,7 +13,7 @@ from megaboa.config.check import is_local
 from megaboa.config.formula import Number
 from megaboa.config.models.experiment import Experiment
 from megaboa.launch.nsys import has_nsys
-from megaboa.layout import DENSE, NAMES, Layout
+from megaboa.layout import DENSE, Layout
 from megaboa.paths import ExperimentFolder
 from megaboa.plan import tasks
 from megaboa.plan.families import FUSED_ACTIVATION, has_qk_norm, is_wholly_rotary, with_defaults
@@ -98,7 +98,8 @@ def _layout_of_recipe(config: Experiment, quantities: Quantities) -> Layout:
     given.pop("fsdp_sharding", None)  # says nothing without the recipe's model
     if given.keys() >= set(DENSE):
         return Layout(int(quantities("world_size")), **given)
-    return Layout(**{name: value for name, value in given.items() if name not in (*NAMES, "sp")})
+    alone = (*DENSE, "fsdp", "distributed_optimizer")  # the others and the ranks mean something with all of DENSE only
+    return Layout(**{name: value for name, value in given.items() if name in alone})
 
 
 def _training(config: Experiment, quantities: Quantities, given: Tree) -> Training:

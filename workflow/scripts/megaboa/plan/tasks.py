@@ -9,10 +9,9 @@ from megaboa import blends
 from megaboa.config.models.experiment import Experiment
 from megaboa.config.problems import show
 from megaboa.fields import AT_ENDS_OF_TEXT
-from megaboa.records import NO_TEMPLATE, Tree
+from megaboa.records import ADAPTERS, NO_TEMPLATE, Tree
 
 OF_ADAPTERS = ("rank", "alpha", "dropout", "targets")
-ADAPTERS = ("lora", "dora")
 # Keys of `data` for how text is cut into samples, or masked.
 OF_TEXT = ("validation_sets", *AT_ENDS_OF_TEXT, "fim")
 

@@ -11,6 +11,7 @@ from megaboa.records.base import IF_SET, Range, Record, Tree, plain
 from megaboa.records.images import BridgeSource
 
 SECTIONS = ("training", "optimizer", "schedule", "parallel")  # of an experiment; each is a field of RunSpec
+ADAPTERS = ("lora", "dora")  # tasks that train adapters
 NO_TEMPLATE = "none"  # `tuning.template`: examples without a chat template
 
 
@@ -221,13 +222,13 @@ class RunSpec(Record):
     @property
     def has_adapters(self) -> bool:
         """Whether only adapters are trained and saved, while the model itself is frozen."""
-        return self.task in ("lora", "dora")
+        return self.task in ADAPTERS
 
     @property
     def chat_template(self) -> str | None:
         """The text of the run's chat template; None if it has no template, or uses the tokenizer's own."""
         template = self.tuning.get("template")
-        return None if template == "none" else template
+        return None if template == NO_TEMPLATE else template
 
     @property
     def own_recipe(self) -> str | None:
