@@ -2,7 +2,7 @@
 
 Counts this tree, and the library as it was at each commit given: modules, lines, `dict[str, Any]` in signatures of
 functions that other rooms import, and pairs of rooms that import each other. With `--changed BRANCH` instead: which
-files of code a branch changes, against this tree's commit. Tests, docs, settings and generated files are not counted.
+files of code a branch changes since it left `main`. Tests, docs, settings and generated files are not counted.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def at(commit: str) -> dict[str, int]:
 
 
 def changed(branch: str) -> list[str]:
-    asked = ["git", "diff", "--name-only", "--no-renames", f"HEAD...{branch}", "--"]
+    asked = ["git", "diff", "--name-only", "--no-renames", f"main...{branch}", "--"]
     asked += ["Snakefile", "workflow", ":!*.json"]
     return subprocess.run(asked, cwd=REPOSITORY, check=True, capture_output=True, text=True).stdout.splitlines()
 

@@ -10,6 +10,8 @@ import yaml
 from snakemake.cli import get_argument_parser
 
 import megaboa
+from megaboa import causes
+from megaboa.doctor.troubles import ADVICE
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("docs", "docs/how-to", "docs/reference", "docs/explanation", "config", "recipes")
@@ -71,6 +73,29 @@ def anchors(page):
     """Of the headings, as GitHub makes them."""
     titles = re.findall(r"^#+ +(.*)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def cells(page):
+    """The cells of a page's tables, row by row."""
+    lines = (ROOT / "docs" / page).read_text().splitlines()
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines if line.startswith("| ")]
+
+
+def test_every_cause_stands_in_the_tables_of_recovery_with_what_follows():
+    tables = {
+        (row[0].strip("`"), row[2], row[3].strip(" |")) for row in cells("explanation/recovery.md") if len(row) > 3
+    }
+    budget = {"stop": ""}
+    wanted = {
+        (name, end.action, budget.get(end.action, "no" if end.free else "yes")) for name, end in causes.CAUSES.items()
+    }
+    assert not wanted - tables, "docs/explanation/recovery.md lacks causes, or has another action or budget for them"
+
+
+def test_every_class_of_the_doctor_stands_in_its_table():
+    named = {name for row in cells("how-to/doctor.md") for name in re.split("[,;] ", row[0].lower())}
+    assert not {name.replace("_", " ") for name in ADVICE} - named, "docs/how-to/doctor.md lacks classes"
+    assert {end.trouble for end in causes.CAUSES.values()} <= ADVICE.keys()
 
 
 def test_the_index_names_every_page():

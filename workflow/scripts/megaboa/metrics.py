@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 # The tables that a figure can be drawn from: the values of a figure's `data`.
 Rows = Literal["runs", "steps", "validation", "time", "exports"]
-# `file`: a column of the report's tables/runs.*; `machines`: a column of the page's table of GPU use; `published`: a
-# quantity that published tables may state.
+# `file`: a column of the report's tables/runs.* (the page's table of runs is page.html.j2's own); `machines`: a column
+# of the page's table of GPU use; `published`: a quantity that published tables may state.
 Use = Literal["figures", "file", "machines", "published"]
 EVALUATION = "evaluation."  # prefix; a key of the file that `evaluate` wrote follows
 SECONDS, SHARE, GIB = "s", "share", "GiB"
