@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from facts_of import facts
 
-from megaboa.check import course, table
+from megaboa.check import course, table, tensors
 from megaboa.check.facts import FIELDS
 from megaboa.check.rule import divisors, multiples, sentence
 from megaboa.config import keys
@@ -131,7 +131,7 @@ CASES = {
         {**BATCH, "gbs": 16, "rampup": [8, 8, 1000]},
         "train.rampup_batch_size",
         "[8, 8, 1000] would change nothing",
-        (),
+        ("null",),
         {**BATCH, "gbs": 16, "rampup": None},
         {**BATCH, "gbs": 16},
     ),
@@ -262,7 +262,7 @@ CASES = {
         {"precision": FP8, "ffn": 2064, "tp": 2},
         "parallel.tp",
         "feed-forward width / tp = 1032 is not a multiple of 16",
-        (),
+        (1, 3),
         {"precision": FP8, "ffn": 2080, "tp": 2},
         {"precision": "bf16_mixed", "ffn": 1032, "tp": 2},
     ),
@@ -273,7 +273,7 @@ CASES = {
         {"tp_comm_overlap": True, "tp": 2},
         "comm_overlap.tp_comm_overlap",
         "switched off",
-        (),
+        (False,),
         {"tp_comm_overlap": True, "tp": 2, "sp": True},
         {"tp": 1},
         "warning",
@@ -499,7 +499,7 @@ CASES = {
         {"optimizer": "sgd"},
         "optimizer.name",
         "sgd has no state to distribute",
-        (),
+        ("adam",),
         {"optimizer": "sgd", "distributed_optimizer": False},
         {},
     ),
@@ -1093,19 +1093,37 @@ def test_nearest_values():
 
 
 @pytest.mark.parametrize(
-    ("asked", "key", "says"),
+    ("asked", "key", "says", "nearest"),
     [
-        ({"task": "lora"}, "checkpoint.local", "set with task: lora, which resumes from checkpoints alone"),
-        ({"fsdp": "megatron"}, "checkpoint.local", "set with parallel.fsdp: megatron"),
-        ({"optimizer": "muon"}, "checkpoint.local", "set with the optimizer muon"),
-        ({"save_interval": 0}, "checkpoint.save_interval", "copies need a checkpoint to fall back on"),
-        ({"save_interval": 5}, "checkpoint.local.every", "5, and every 5 steps a checkpoint is saved anyway"),
+        ({"task": "lora"}, "checkpoint.local", "set with task: lora, which resumes from checkpoints alone", "null"),
+        ({"fsdp": "megatron"}, "checkpoint.local", "set with parallel.fsdp: megatron", "null"),
+        ({"optimizer": "muon"}, "checkpoint.local", "set with the optimizer muon", "null"),
+        ({"save_interval": 0}, "checkpoint.save_interval", "copies need a checkpoint to fall back on", 6),
+        ({"save_interval": 5}, "checkpoint.local.every", "5, and every 5 steps a checkpoint is saved anyway", 2),
+        ({"save_interval": 1}, "checkpoint.local.every", "5, and every 1 steps a checkpoint is saved anyway", "null"),
     ],
 )
-def test_copies_on_nodes_are_refused_where_they_could_not_be_resumed(asked, key, says):
+def test_copies_on_nodes_are_refused_where_they_could_not_be_resumed(asked, key, says, nearest):
     broken = course.copies_on_nodes_can_be_resumed(facts(copied_every=5, **asked))
-    assert broken.key == key and says in broken.message
+    assert broken.key == key and says in broken.message and broken.nearest == (nearest,)
     assert course.copies_on_nodes_can_be_resumed(facts(**asked)) is None
+
+
+@pytest.mark.parametrize(
+    ("sizes", "key", "nearest"),
+    [
+        ({"hidden": 1000}, "model.hidden_size", (992, 1008)),
+        ({"seq_length": 1002, "mbs": 2, "cp": 2}, "training.seq_length", (1000, 1008)),
+        ({"ffn": 1000}, "parallel.tp", ()),  # in no layout
+        ({"moe_ffn": 768, "etp": 32}, "parallel.etp", (24, 48)),
+    ],
+)
+def test_what_low_precision_would_take(sizes, key, nearest):
+    broken = tensors.low_precision_is_aligned(facts(precision=FP8, **sizes))
+    assert (broken.key, broken.nearest) == (key, nearest)
+    legal = {"model.hidden_size": "hidden", "training.seq_length": "seq_length", "parallel.etp": "etp"}
+    for value in nearest:
+        assert tensors.low_precision_is_aligned(facts(precision=FP8, **{**sizes, legal[key]: value})) is None
 
 
 def test_attention_in_fp8_on_hopper_needs_heads_of_128():

@@ -41,9 +41,11 @@ def copies_on_nodes_can_be_resumed(f: Facts) -> Broken | None:
     if f.training.optimizer not in ("adam", "sgd"):
         return Broken(key, f"set with the optimizer {f.training.optimizer}, which saves files of its own", ("null",))
     if interval == 0:
-        return Broken("checkpoint.save_interval", "0 with checkpoint.local: copies need a checkpoint to fall back on")
+        text = "0 with checkpoint.local: copies need a checkpoint to fall back on"
+        return Broken("checkpoint.save_interval", text, (every + 1,))
     if interval and every >= interval:
-        return Broken("checkpoint.local.every", f"{every}, and every {interval} steps a checkpoint is saved anyway")
+        text = f"{every}, and every {interval} steps a checkpoint is saved anyway"
+        return Broken("checkpoint.local.every", text, (interval // 2 or "null",))
     if f.training.copied_to_partner and f.cluster.nodes == 1:
         return Broken("checkpoint.local.partner", "true with one node, which has no partner", ("false",))
     return None

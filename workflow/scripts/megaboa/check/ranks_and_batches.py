@@ -70,6 +70,7 @@ def batch_has_one_size(f: Facts) -> Broken | None:
         "train.rampup_batch_size",
         f"{f.training.rampup} would change nothing, as Megatron-Core 0.19 ignores it: leave it out; for a smaller "
         "batch at first, train a run with it, and another one from its checkpoint (continue_from)",
+        ("null",),
     )
 
 

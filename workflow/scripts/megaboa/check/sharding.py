@@ -91,7 +91,7 @@ def sgd_has_nothing_to_shard(f: Facts) -> Broken | None:
     if f.training.optimizer != "sgd" or not f.layout.distributed_optimizer:
         return None
     text = "sgd has no state to distribute: set parallel.distributed_optimizer: false, or take adam"
-    return Broken("optimizer.name", text)
+    return Broken("optimizer.name", text, ("adam",))
 
 
 def overlapped_gather_needs_overlapped_reduction(f: Facts) -> Broken | None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
 from megaboa.check.facts import Facts
 from megaboa.check.rule import Broken, divisors, multiples, warning
 
@@ -137,25 +141,41 @@ def low_precision_is_aligned(f: Facts) -> Broken | None:
     unit = ALIGNMENT.get(f.training.precision or "")
     if unit is None:
         return None
-    for key, what, size in _quantized(f):
-        wanted = 8 if unit == 16 and what.startswith("tokens") else unit
-        if size % wanted:
-            return Broken(key, f"{what} = {size} is not a multiple of {wanted}, as {f.training.precision} needs")
+    for one in _quantized(f, unit, tokens=8 if unit == 16 else unit):
+        if one.size % one.unit:
+            text = f"{one.what} = {one.size} is not a multiple of {one.unit}, as {f.training.precision} needs"
+            return Broken(one.key, text, one.nearest)
     return None
 
 
-def _quantized(f: Facts) -> list[tuple[str, str, int]]:
-    """Dimensions of the products on one rank, with the key that changes each."""
+@dataclass(frozen=True)
+class _Dimension:
+    """A dimension of a matrix product on one rank, and the key that changes it."""
+
+    key: str
+    what: str
+    size: int
+    unit: int
+    nearest: tuple[int, ...]  # values of the key
+
+
+def _quantized(f: Facts, unit: int, tokens: int) -> Iterator[_Dimension]:
+    """`tokens`: the unit of the tokens."""
     model, layout, training = f.model, f.layout, f.training
-    found: list[tuple[str, str, int | None]] = [
-        ("parallel.tp", "feed-forward width / tp", model.ffn and model.ffn // layout.tp),
-        ("parallel.etp", "experts' width / etp", model.moe_ffn and model.moe_ffn // layout.expert_tp),
-        ("model.hidden_size", "hidden size", model.hidden),
-    ]
+    cuts = (
+        ("parallel.tp", "feed-forward width / tp", model.ffn, layout.tp, model.heads),
+        ("parallel.etp", "experts' width / etp", model.moe_ffn, layout.expert_tp, None),
+    )
+    for key, what, width, pieces, heads in cuts:
+        if width:
+            nearest = () if width % unit else divisors(width // unit, pieces, heads or 0)
+            yield _Dimension(key, what, width // pieces, unit, nearest)
+    if model.hidden:
+        yield _Dimension("model.hidden_size", "hidden size", model.hidden, unit, multiples(model.hidden, unit))
     if training.seq_length and training.mbs:
-        tokens = training.seq_length * training.mbs // layout.cp
-        found.append(("training.seq_length", "tokens of a micro-batch on a rank", tokens))
-    return [(key, what, size) for key, what, size in found if size]
+        size = training.seq_length * training.mbs // layout.cp
+        nearest = multiples(training.seq_length, tokens * layout.cp // math.gcd(tokens * layout.cp, training.mbs))
+        yield _Dimension("training.seq_length", "tokens of a micro-batch on a rank", size, tokens, nearest)
 
 
 def one_kind_of_half_precision(f: Facts) -> Broken | None:
@@ -171,9 +191,8 @@ def tensor_overlap_is_not_switched_off(f: Facts) -> Broken | None:
     """
     if not f.kernels.tp_comm_overlap or (f.layout.tp > 1 and f.layout.sp):
         return None
-    return warning(
-        "comm_overlap.tp_comm_overlap", "is switched off by Bridge without parallel.tp > 1 and parallel.sp: true"
-    )
+    text = "is switched off by Bridge without parallel.tp > 1 and parallel.sp: true"
+    return warning("comm_overlap.tp_comm_overlap", text, (False,))
 
 
 RULES = (
