@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ _SAME_MODEL = ("config", "hf", "revision", "tokenizer", "recipe")
 ENDING = ("linear", "cosine", "WSD")  # schedules whose rate depends on the step at which they end
 SHOWN = 10
 
+Mismatch = tuple[tuple[str, ...], str]  # a key, and what is wrong with it
 Complain = Callable[[Run, tuple[str, ...], str], None]
 
 
@@ -84,7 +85,7 @@ class Parents:
         if run.config.continue_from is None:
             return run
         if documents.is_in_place(run.config.continue_from):
-            return self._going_on(run)
+            return self._continued_in_place(run)
         experiment, name, step = split(run.config.continue_from)
         own = experiment == self.experiment
         if own and name in self.names and name not in self.runs:
@@ -96,14 +97,20 @@ class Parents:
         except NoParentError as error:
             self.complain(run, ("continue_from",), str(error))
             return run
+        return self._attached(parent, run, experiment, name, step)
+
+    def _attached(
+        self, parent: ParentRun, run: Run, experiment: str, name: str, step: int, identity: str | None = None
+    ) -> Run:
+        """The run with its parent, unless something speaks against it, which is reported."""
         problems = mismatches(parent, run, step)
         for path, message in problems:
             self.complain(run, path, message)
         if not problems and (warning := rises_again(parent, run, step)):
             self.warnings.setdefault(warning, []).append(run.name)
-        return run if problems else with_parent(run, experiment, name, step)
+        return run if problems else with_parent(run, experiment, name, step, identity)
 
-    def _going_on(self, run: Run) -> Run:
+    def _continued_in_place(self, run: Run) -> Run:
         """A run that continues in place, with the checkpoint of its earlier state as its parent."""
         wanted = run.config.continue_from.partition("@")[2]
         folder = ExperimentFolder(self.results / self.experiment).run(run.name)
@@ -130,12 +137,7 @@ class Parents:
         except NoParentError as error:
             self.complain(run, ("continue_from",), str(error))
             return run
-        problems = mismatches(parent, run, step)
-        for path, message in problems:
-            self.complain(run, path, message)
-        if not problems and (warning := rises_again(parent, run, step)):
-            self.warnings.setdefault(warning, []).append(run.name)
-        return run if problems else with_parent(run, self.experiment, run.name, step, before.identity.digest)
+        return self._attached(parent, run, self.experiment, run.name, step, before.identity.digest)
 
     def _refuse_lost(self, run: Run, folder: RunFolder, wanted: str) -> None:
         name, store = f"{self.experiment}/{run.name}", Path(run.launch.store, "runs", self.experiment, run.name)
@@ -263,45 +265,55 @@ def _step(parent: ParentRun, step: int | None) -> int:
     return step
 
 
-def mismatches(parent: ParentRun, run: Run, step: int) -> list[tuple[tuple[str, ...], str]]:
+def mismatches(parent: ParentRun, run: Run, step: int) -> list[Mismatch]:
     """Why a run can't continue from this checkpoint: keys and problems."""
-    found: list[tuple[tuple[str, ...], str]] = []
-    own, theirs = run.run, parent.run
-    where = ("continue_from",)
-    if difference := model_difference(theirs.model, own.model):
-        found.append((where, f"{parent.name} has another model: {difference}"))
-    if theirs.has_adapters:
-        message = (
-            f"{parent.name} trained adapters (task: {theirs.task}), and its checkpoints hold nothing else: export it, "
-            "and name the exported folder as models.<name>.hf"
-        )
-        return [*found, (where, message)]
-    if own.is_tuned:
+    found = list(_of_the_model(parent, run))
+    if parent.run.has_adapters or run.run.is_tuned:
         return found
-    last = own.training.get("train_iters")
+    return [*found, *_of_the_course(parent, run, step), *_of_the_state(parent, run, step)]
+
+
+def _of_the_model(parent: ParentRun, run: Run) -> Iterator[Mismatch]:
+    if difference := model_difference(parent.run.model, run.run.model):
+        yield ("continue_from",), f"{parent.name} has another model: {difference}"
+    if parent.run.has_adapters:
+        message = (
+            f"{parent.name} trained adapters (task: {parent.run.task}), and its checkpoints hold nothing else: export "
+            "it, and name the exported folder as models.<name>.hf"
+        )
+        yield ("continue_from",), message
+
+
+def _of_the_course(parent: ParentRun, run: Run, step: int) -> Iterator[Mismatch]:
+    """Of steps and samples."""
+    last = run.run.training.get("train_iters")
     if last is not None and last <= step:
         message = (
             f"{last} is the step at which the run ends, and it begins after step {step} of {parent.name}: raise it"
         )
-        found.append((("training", "train_iters"), message))
-    batch, before = (one.training.get("global_batch_size") for one in (own, theirs))
+        yield ("training", "train_iters"), message
+    batch, before = (one.training.get("global_batch_size") for one in (run.run, parent.run))
     if batch and before and batch < before:
         message = (
             f"{batch} is less than the {before} of {parent.name}, which has read samples that this run doesn't have: "
             f"set it to {before} or more"
         )
-        found.append((("training", "global_batch_size"), message))
-    load = run.config.load.optimizer
+        yield ("training", "global_batch_size"), message
+
+
+def _of_the_state(parent: ParentRun, run: Run, step: int) -> Iterator[Mismatch]:
+    """Of what the ranks have saved."""
+    own, theirs, load = run.run, parent.run, run.config.load.optimizer
     names = [one.optimizer.get("name") for one in (own, theirs)]
     if load and None not in names and names[0] != names[1]:
         message = f"{names[0]} can't take the state of {names[1]}, which {parent.name} has: set load.optimizer: false"
-        found.append((("optimizer", "name"), message))
+        yield ("optimizer", "name"), message
     if load:
-        found += optimizer_mismatches(parent.name, own, theirs)
+        yield from optimizer_mismatches(parent.name, own, theirs)
     kinds = [one.parallel.get("fsdp") == "megatron" for one in (own, theirs)]
     if kinds[0] != kinds[1]:
         message = f"checkpoints of Megatron-FSDP have their own format: set it as in {parent.name}"
-        found.append((("parallel", "fsdp"), message))
+        yield ("parallel", "fsdp"), message
     if load and _layout(own) != _layout(theirs) and not parent.is_reshardable(step):
         remedy = (
             "set it to true for that run"
@@ -312,8 +324,7 @@ def mismatches(parent: ParentRun, run: Run, step: int) -> list[tuple[tuple[str, 
             f"the optimizer's state of {parent.name} is saved by ranks of another layout (checkpoint.reshardable: "
             f"false, the default for large models): {remedy}, take its layout, or set load.optimizer: false"
         )
-        found.append((where, message))
-    return found
+        yield ("continue_from",), message
 
 
 def obstacles(run: Run, before: RunStore, step: int) -> list[str]:
@@ -348,7 +359,7 @@ def rises_again(parent: ParentRun, run: Run, step: int) -> str | None:
     )
 
 
-def optimizer_mismatches(parent: str, own: RunSpec, theirs: RunSpec) -> list[tuple[tuple[str, ...], str]]:
+def optimizer_mismatches(parent: str, own: RunSpec, theirs: RunSpec) -> list[Mismatch]:
     """Keys and problems if the optimizers' states have different forms: among Megatron-Core's optimizers, only the
     distributed one's is the same in every precision."""
     sharded = [one.parallel.get("distributed_optimizer") for one in (own, theirs)]
