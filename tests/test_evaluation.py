@@ -67,7 +67,7 @@ def test_what_was_evaluated_already_is_not_called_again(call, tmp_path):
             "mkdir {out}; echo 1 > {out}/a.json; echo 2 > {out}/b.json # {model}",
             "it wrote out.json/a.json, out.json/b.json",
         ),
-        ("echo [ > {out} # {model}", "out.json: is no JSON"),
+        ("echo [ > {out} # {model}", "out.json: isn't JSON"),
         ('echo \'{"a": "b"}\' > {out} # {model}', "has 0 numbers"),
         ("echo '[NaN]' > {out} # {model}", "has 0 numbers"),
     ],

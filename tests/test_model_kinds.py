@@ -66,7 +66,7 @@ def test_every_kind_is_trained_or_says_why_not():
         ("def forward_step(state, data, model): ...\n", "own", None),
         ("from mine import step as forward_step\n", "own", None),
         ("def configure(): ...\n", None, None),
-        ('KIND = "robot"\n', None, "KIND is 'robot', which is no kind of model; trained are t5, bert, "),
+        ('KIND = "robot"\n', None, "KIND is 'robot', which isn't a kind of model; trained are t5, bert, "),
         (
             'KIND = "audio"\n',
             "audio",

@@ -55,7 +55,7 @@ def test_copies_of_another_store_name_or_host_lie_elsewhere(tmp_path):
 
 def test_a_folder_that_is_missing_or_of_another_user_ends_the_start_with_a_sentence(tmp_path, monkeypatch):
     store = RunStore(tmp_path / "e" / "r" / "id")
-    with pytest.raises(InputError, match="is no folder on host"):
+    with pytest.raises(InputError, match="isn't a folder on"):
         local_copies.place(tmp_path / "missing", store, "a")
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / f"megaboa-{local_copies.os.getuid()}").symlink_to(tmp_path / "elsewhere")

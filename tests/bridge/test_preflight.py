@@ -90,7 +90,7 @@ OURS_ALONE = {
         "parallel": {"fsdp": "megatron"},
         "launch": {"start": Launch(environment={"CUDA_DEVICE_MAX_CONNECTIONS": "1"}).model_dump(mode="json")},
     },
-    "experts_beside_tensor_parallelism_need_sequence_parallelism": {
+    "experts_with_tensor_parallelism_need_sequence_parallelism": {
         "model": "moe",
         "parallel": {"tp": 2},
         "overrides": {"model.num_query_groups": 6},

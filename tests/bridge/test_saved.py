@@ -95,7 +95,7 @@ def test_the_index_tells_tensors_types_pieces_iteration_and_layout(written):
     assert rows(done)["decoder.fc1.weight"] == ["float32", "2x6x4", "2", "192", "B"]
     assert rows(done)["decoder.norm.weight"] == ["bfloat16", "4", "1", "8", "B"]
     assert "iteration 10, torch_dist, layout tp=2 pp=1" in done.stdout
-    assert "3 tensors: 52 numbers, and 48 of the optimizer; 1 object that is no tensor" in done.stdout
+    assert "3 tensors: 52 numbers, and 48 of the optimizer; 1 object that isn't a tensor" in done.stdout
     assert "written by one rank" in done.stdout
 
 

@@ -377,7 +377,7 @@ CASES = {
         {**MOE, "bias": True, "tp": 2, "etp": 1},
         {**MOE, "tp": 2},
     ),
-    "experts_beside_tensor_parallelism_need_sequence_parallelism": Case(
+    "experts_with_tensor_parallelism_need_sequence_parallelism": Case(
         {**MOE, "tp": 2},
         "parallel.sp",
         "false with experts and tp = 2",

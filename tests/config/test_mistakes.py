@@ -169,7 +169,7 @@ MISTAKES = [
     mistake("a short hash of Bridge", "image.bridge_source.commit", "full hash of 40 digits", add=f"image: {{runtime: pyxis, path: 'x@sha256:{'0' * 64}', bridge_source: {{repo: 'https://x/y', commit: abc1234}}}}\n"),
     mistake("a relative place for Bridge", "image.bridge_source.mount_as", "'opt'", "path of the checkout", add=f"image: {{runtime: pyxis, path: 'x@sha256:{'0' * 64}', bridge_source: {{repo: 'https://x/y', commit: '{'0' * 40}', mount_as: opt}}}}\n"),
     mistake("a swept profiler that is not there", "sweep.grid.profile.tool[1]", "there is no file 'no.py'", add="sweep: {grid: {profile.tool: [none, no.py]}}\n"),
-    mistake("a sweep over evaluations", "sweep.runs.a.evaluate.command", "it is no property of a run", add="sweep: {runs: {a: {evaluate.command: x}}}\n"),
+    mistake("a sweep over evaluations", "sweep.runs.a.evaluate.command", "it isn't a property of a run", add="sweep: {runs: {a: {evaluate.command: x}}}\n"),
     mistake("a sweep over images", "sweep.grid.image.path", "all runs of an experiment share the image", add="sweep: {grid: {image.path: [a, b]}}\n"),
     # models, corpora, references and files
     mistake("two origins", "models.dense", "has both hf and config", replace=("    tokenizer: bpe\n", "    tokenizer: bpe\n    hf: org/name\n")),
@@ -235,7 +235,7 @@ MISTAKES = [
     mistake("a recipe with a syntax error", "models.dense.recipe", "broken.py, line 1: is not valid Python ('(' was never closed)", replace=("config: {model_type: qwen3, hidden_size: 64}", "recipe: broken.py")),
     mistake("a profiler with a syntax error", "profile.tool", "broken.py, line 1: is not valid Python", add="profile: {tool: broken.py}\n"),
     mistake("a model whose config.json is cut off", "models.dense.hf", "config.json can't be read:", replace=("config: {model_type: qwen3, hidden_size: 64}", "hf: ./broken")),
-    mistake("a model whose config.json is a list", "models.dense.hf", "config.json is no JSON object", replace=("config: {model_type: qwen3, hidden_size: 64}", "hf: ./listed")),
+    mistake("a model whose config.json is a list", "models.dense.hf", "config.json is not a JSON object", replace=("config: {model_type: qwen3, hidden_size: 64}", "hf: ./listed")),
     mistake("a number with a last underscore", "training.seed", "10_ is not a finite number", replace=training("seed: 10_")),
     mistake("a fraction with an underscore before the point", "optimizer.lr", "1_.5 is not a finite number", add="optimizer: {lr: 1_.5}\n"),
     mistake("text tagged as a number", "optimizer.lr", "abc is not a finite number", add="optimizer: {lr: !!float abc}\n"),
@@ -250,7 +250,7 @@ MISTAKES = [
     mistake("override of our own", "overrides.checkpoint.save", "Megaboa itself", add="overrides: {checkpoint.save: here}\n"),
     mistake("Bridge's second tier", "overrides.checkpoint.replication_jump", "set checkpoint.local instead", add="overrides: {checkpoint.replication_jump: 1}\n"),
     mistake("copies of an optimizer with files of its own", "checkpoint.local", "experiment.yaml:14: ", "set with the optimizer muon", "nearest: null", add="optimizer: {name: muon}\ncheckpoint: {local: {every: 2}}\n"),
-    mistake("copies in a relative folder", "checkpoint.local.folder", "no path from the root", add="checkpoint: {local: {every: 2, folder: here}}\n"),
+    mistake("copies in a relative folder", "checkpoint.local.folder", "is not an absolute path", add="checkpoint: {local: {every: 2, folder: here}}\n"),
     mistake("copies without an interval", "checkpoint.local.every", "missing", add="checkpoint: {local: {folder: /tmp}}\n"),
     mistake("override with a bad value", "optimizer.lr", "-1", "greater than 0", add="overrides: {optimizer.lr: -1}\n"),
     # sweeps

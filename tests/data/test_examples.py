@@ -57,7 +57,7 @@ def test_prompts_and_answers_keep_their_blanks(tmp_path):
     [
         ({"messages": CHAT[:1]}, "no turn of the role 'assistant'.*it has user"),
         ({"messages": "hello"}, "holds no list of turns"),
-        ({"messages": [{"role": "assistant", "content": [{"type": "image"}]}]}, "content is no string"),
+        ({"messages": [{"role": "assistant", "content": [{"type": "image"}]}]}, "content isn't text"),
         ({"text": "hello"}, "no key 'messages'; set the corpus's `messages` to one of"),
     ],
 )

@@ -73,7 +73,7 @@ def test_a_file_with_a_list_for_each_split(ab):
         (["0.3", "{0}/a", "{0}/b"], "must be prefixes alone, or weights and prefixes in turn, as in `0.3 a 0.7 b`"),
         ("0 {0}/a 1 {0}/b", "the weight of {0}/a is 0, and must be above 0"),
         ("0.5 {0}/*", "2 files match {0}/*.idx, and one weight is given: name each with its own"),
-        ("{0}/broken.json", "{0}/broken.json is no valid JSON"),
+        ("{0}/broken.json", "{0}/broken.json isn't valid JSON"),
     ],
 )
 def test_what_is_wrong_is_one_sentence(ab, given, said):

@@ -468,7 +468,7 @@ def test_an_experiments_name_is_text_on_the_page(tmp_path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--since", "soon"], "no span of time such as"),
+        (["--since", "soon"], "is not a duration such as"),
         (["--since", "7d", "--prometheus", "a.prom"], "leave out --since"),
         (["--prometheus", "a.txt"], "end in .prom"),
         (["--notify", "true"], "--notify needs --alert"),

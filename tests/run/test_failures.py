@@ -398,7 +398,7 @@ def test_a_long_line_takes_no_time():
 def test_patterns_are_of_known_causes_and_have_no_groups():
     for end in CAUSES.values():
         assert end.action in ACTIONS, end  # every cause has a default
-        assert all(re.compile(word).groups == 0 for word in end.words)
+        assert all(re.compile(word).groups == 0 for word in end.patterns)
 
 
 class Heard(dict):

@@ -181,7 +181,7 @@ def test_ranks_start_in_the_image(started, tasks, monkeypatch):
 
 def test_pyxis_needs_a_job():
     with pytest.raises(
-        UnusableInputError, match=r"image\.runtime is pyxis, which is a plugin of srun, and this is no SLURM job"
+        UnusableInputError, match=r"image\.runtime is pyxis, which is a plugin of srun, and this is not a SLURM job"
     ):
         site.here(launch(starter="local"), "cpu", {}, PYXIS)
 

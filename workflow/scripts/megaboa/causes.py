@@ -42,18 +42,19 @@ UNREACHABLE = (
 @dataclass(frozen=True)
 class End:
     """A cause of an attempt's end. `noun`: its name for people. `action`: the default response. `trouble`: the doctor's
-    class, unless logs are more specific. `words`: log patterns."""
+    class, unless logs are more specific. `patterns`: of log
+    lines."""
 
     noun: str
     action: Action
     trouble: str
-    words: tuple[str, ...] = ()
+    patterns: tuple[str, ...] = ()
     free: bool = False  # not a failure: it doesn't use up the budget
     repeatable: bool = False  # if the same step fails twice for this cause, the failure is reproducible
     node: bool = False  # the node is to blame
-    untrained: bool = False  # only before the first step: whoever trains has read its settings and checkpoint
+    before_first_step: bool = False  # only before the first step: whoever trains has read its settings and checkpoint
     second_hand: bool = False  # may be a consequence of another rank's failure
-    mute: bool = False  # the fallback for ranks that may have died before they could write the reason
+    may_lack_evidence: bool = False  # the fallback for ranks that may have died before they could write the reason
     interrupts: bool = False  # a person or the scheduler ended the attempt, which hasn't failed
     spoils_state: bool = False  # the run's state is bad, and so may be its copies
     can_save: bool = True  # whether ranks that are ended for this cause can save first
@@ -137,7 +138,7 @@ CAUSES: dict[str, End] = {
             r"Ran out of input",
             r"failed finding central directory",
         ),
-        untrained=True,
+        before_first_step=True,
         can_save=False,
     ),
     # a node died, or doesn't respond
@@ -156,7 +157,7 @@ CAUSES: dict[str, End] = {
     ),
     # anything else. Kernel faults are here because NCCL's watchdog reports them, although no connection is to blame:
     # the same step fails in the same way again
-    "crash": End("crash", "resume", "unknown", (KERNEL_FAULT,), repeatable=True, mute=True),
+    "crash": End("crash", "resume", "unknown", (KERNEL_FAULT,), repeatable=True, may_lack_evidence=True),
     # connections, time-outs, file systems
     "transient": End(
         "transient failure",
@@ -180,7 +181,7 @@ CAUSES: dict[str, End] = {
             *UNREACHABLE,
         ),
         second_hand=True,
-        mute=True,
+        may_lack_evidence=True,
     ),
     # refused before the first step; the second pattern is our own error line (errors.py)
     "config": End(
@@ -188,9 +189,9 @@ CAUSES: dict[str, End] = {
         "stop",
         "config",
         (EXCEPTION, r"^error: .*\s*\Z"),
-        untrained=True,
+        before_first_step=True,
         second_hand=True,
-        mute=True,
+        may_lack_evidence=True,
     ),
     # a job with a higher priority takes the nodes
     "preempted": End("preemption", "requeue", "preemption", free=True, interrupts=True),
@@ -203,7 +204,7 @@ CAUSES: dict[str, End] = {
     # the user asked for an orderly stop
     "stopped": End("stop", "stop", "cancelled", interrupts=True),
     # a rank was killed by a signal, for an unknown reason
-    "killed": End("killed rank", "resume", "unknown", repeatable=True, mute=True),
+    "killed": End("killed rank", "resume", "unknown", repeatable=True, may_lack_evidence=True),
     # ranks are alive, but complete no step
     "hang": End("hang", "resume", "hang", repeatable=True, can_save=False),
     # between the nodes NCCL chose another network than the requested one

@@ -70,7 +70,7 @@ def numbers(folder: Path) -> dict[str, float]:
     try:
         document = json.loads(written[0].read_text(encoding="utf-8"))
     except ValueError as error:
-        raise InputError(f"evaluate.command: {written[0].name}: is no JSON: {error}") from None
+        raise InputError(f"evaluate.command: {written[0].name}: isn't JSON: {error}") from None
     if isinstance(document, dict) and isinstance(document.get("results"), dict):
         document = document["results"]
     found = _flat(document)

@@ -233,7 +233,7 @@ def in_file(recipe: str) -> tuple[Kind | None, str | None]:
     if said.kind is None:
         return None, None
     if (kind := BY_NAME.get(said.kind)) is None:
-        return None, f"{recipe}: {DECLARED} is {said.kind!r}, which is no kind of model; trained are {trained()}"
+        return None, f"{recipe}: {DECLARED} is {said.kind!r}, which isn't a kind of model; trained are {trained()}"
     return kind, (f"{recipe}: {why}" if (why := refusal(kind)) else None)
 
 

@@ -107,7 +107,7 @@ def build(run: RunSpec, inputs: Inputs) -> ConfigContainer:
         finetuning.configure(config, run, inputs.pretrained)
     else:
         datasets.configure(config, run.data, inputs.corpora)
-    _begin_schedule_anew(config, run.parent)
+    _restart_schedule(config, run.parent)
     _let_overflow_reach_the_loss_scaler(config)
     if run.device == "cpu":
         config.dist.distributed_backend = "gloo"
@@ -442,7 +442,7 @@ def _set_pipeline(config: ConfigContainer, parallel: Tree) -> None:
         config.model.overlap_p2p_comm, config.model.batch_p2p_comm = True, False
 
 
-def _begin_schedule_anew(config: ConfigContainer, parent: Parent | None) -> None:
+def _restart_schedule(config: ConfigContainer, parent: Parent | None) -> None:
     """Without the optimizer's state the schedule counts from the parent's step: let it end at the run's last step by
     default."""
     if parent and not parent.weights_only and not parent.load.optimizer and config.scheduler.lr_decay_iters is None:

@@ -45,7 +45,7 @@ def place(folder: Path, store: RunStore, name: str) -> Path:
     pickles, so nobody else may write there."""
     if not folder.is_dir():
         raise InputError(
-            f"checkpoint.local.folder {folder} is no folder on host {socket.gethostname()}: make it on every node, or "
+            f"checkpoint.local.folder {folder} isn't a folder on {socket.gethostname()}: make it on every node, or "
             "name another one"
         )
     own = folder / f"megaboa-{os.getuid()}"

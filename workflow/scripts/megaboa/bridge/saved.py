@@ -272,7 +272,7 @@ def _what_it_is(folder: Path) -> str:
     if any(name.endswith((".bin", ".pt", ".pth")) for name in names):
         return "has its weights in torch's own files: only torch_dist and safetensors are read"
     held = f"it holds {', '.join(names[:5])}" if names else "it is empty"
-    return f"is no checkpoint: {held}; name a folder with {INDEX} or *.safetensors, a run, or one of its checkpoints"
+    return f"isn't a checkpoint: {held}; name a folder with {INDEX} or *.safetensors, a run, or one of its checkpoints"
 
 
 def _iteration(folder: Path) -> int | None:

@@ -107,7 +107,7 @@ def _problem(entries: Sequence[zipfile.ZipInfo]) -> str | None:
         if "\\" in name or {"", ".", ".."} & set(name.split("/")):
             return f"holds the file {entry.filename!r}, which would be written outside of its folder"
         if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
-            return f"holds {name!r}, which is a link, or another thing that is no file"
+            return f"holds {name!r}, which is a link or another special file"
         if entry.flag_bits & 1:
             return f"holds {name!r} encrypted; ask for a bundle without a password"
         if name in names:

@@ -50,7 +50,7 @@ def biased_experts_are_not_cut(f: Facts) -> Broken | None:
     return Broken("parallel.etp", f"{f.layout.expert_tp} for experts with biases", (1,))
 
 
-def experts_beside_tensor_parallelism_need_sequence_parallelism(f: Facts) -> Broken | None:
+def experts_with_tensor_parallelism_need_sequence_parallelism(f: Facts) -> Broken | None:
     """A model with experts trains under tensor parallelism only with sequence parallelism; moe_layer.py stops in the
     first step, and validation only warns."""
     if not f.model.is_sparse or f.layout.tp == 1 or f.layout.sp:
@@ -154,7 +154,7 @@ RULES = (
     expert_width_divides,
     expert_tensor_parallelism_needs_experts,
     biased_experts_are_not_cut,
-    experts_beside_tensor_parallelism_need_sequence_parallelism,
+    experts_with_tensor_parallelism_need_sequence_parallelism,
     tokens_have_enough_experts,
     every_layer_is_sparse_or_dense,
     flex_dispatcher_has_a_backend,

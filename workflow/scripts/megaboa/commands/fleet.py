@@ -76,7 +76,7 @@ def _span(text: str) -> float:
     try:
         return _amount(text[:-1]) * UNITS[text[-1:]]
     except (KeyError, ValueError):
-        raise argparse.ArgumentTypeError(f"{text!r} is no span of time such as 90m, 12h or 7d") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not a duration such as 90m, 12h or 7d") from None
 
 
 def _amount(text: str) -> float:

@@ -113,7 +113,7 @@ def head(one: saved.Saved) -> list[str]:
     ]
     if one.objects:
         said.append(
-            "1 object that is no tensor" if one.objects == 1 else f"{one.objects:,} objects that are no tensors"
+            "1 object that isn't a tensor" if one.objects == 1 else f"{one.objects:,} objects that aren't tensors"
         )
     files = f"{formats.counted(len(one.files), 'file')}, {formats.size(sum(one.files.values()))}"
     if one.writers:

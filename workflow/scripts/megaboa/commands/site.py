@@ -71,7 +71,7 @@ def _store(files: list[str]) -> Path:
             sys.exit(f"megaboa site: {error}")
         if DEFAULT_CONFIG.exists():  # perhaps that of a workflow around this one
             print(
-                f"megaboa site: {DEFAULT_CONFIG} is no experiment, so locks are tried in store/: {error}",
+                f"megaboa site: {DEFAULT_CONFIG} is not an experiment, so locks are tried in store/: {error}",
                 file=sys.stderr,
             )
         return Path("store")

@@ -328,7 +328,7 @@ def _folder_problem(name: Any, needs: str | None) -> list[str]:
     if needs:
         try:
             if not isinstance(files.read_json(folder / needs), dict):
-                return [f"{folder / needs} is no JSON object: it is not a Hugging Face model's"]
+                return [f"{folder / needs} is not a JSON object: it is not a Hugging Face model's"]
         except files.DamagedError as error:
             return [f"{folder / needs} can't be read: {error.__cause__}"]
         except OSError as error:

@@ -28,7 +28,7 @@ NOT_SWEPT = {
     "image": "all runs of an experiment share the image",
     "corpora": "corpora are shared by all runs: define several, and sweep `data.blend`",
     "budget": "it is the whole plan's",
-    **dict.fromkeys(("evaluate", "export", "generate", "prove", "report", "tune"), "it is no property of a run"),
+    **dict.fromkeys(("evaluate", "export", "generate", "prove", "report", "tune"), "it isn't a property of a run"),
     "sweep": "a sweep can't contain itself",
 }
 

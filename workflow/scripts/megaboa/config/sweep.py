@@ -134,7 +134,7 @@ class _Reader:
         node: Any = self.raw
         for depth, part in enumerate(path):
             if not isinstance(node, dict):
-                return f"lies below {dotted(path[:depth])}, which is no mapping"
+                return f"lies below {dotted(path[:depth])}, which isn't a mapping"
             if part not in node:
                 return None
             node = node[part]

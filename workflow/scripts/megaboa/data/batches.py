@@ -188,7 +188,7 @@ class Array:
     def __init__(self, path: str | Path) -> None:
         self._stream = _opened(path)
         if os.pread(self._stream.fileno(), 6, 0) != b"\x93NUMPY":
-            raise UnmadeError(f"{path} is no file of NumPy's", REMADE)
+            raise UnmadeError(f"{path} isn't a NumPy file", REMADE)
         (major,) = os.pread(self._stream.fileno(), 1, 6)
         form = "<H" if major == 1 else "<I"
         (length,) = struct.unpack(form, os.pread(self._stream.fileno(), struct.calcsize(form), 8))

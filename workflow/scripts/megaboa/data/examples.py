@@ -126,7 +126,9 @@ def _conversation(key: str, value: Any) -> Tree | Bad:
         return Bad(f"{key!r} holds no list of turns, each with `role` and `content` (or `from` and `value`)")
     for turn in turns:
         if not isinstance(turn["content"], str):
-            return Bad(f"{key!r} holds a turn of {turn['role']!r} whose content is no string: only text is trained on")
+            return Bad(
+                f"{key!r} holds a turn of {turn['role']!r} whose content isn't text, and only text is trained on"
+            )
         if problem := _problem(turn["content"]):
             return Bad(f"a turn of {turn['role']!r} {problem}")
     if not any(turn["role"] == ASSISTANT for turn in turns):

@@ -124,7 +124,7 @@ def _words_of_file(path: Path, split: str) -> list[str]:
         try:
             lists = json.loads(text)
         except json.JSONDecodeError as error:
-            raise InputError(f"{path} is no valid JSON: {error}") from error
+            raise InputError(f"{path} isn't valid JSON: {error}") from error
         if split not in lists:
             raise InputError(f"{path} has no list for {split!r}: set `split` to one of {', '.join(lists)}")
         given = lists[split] or []

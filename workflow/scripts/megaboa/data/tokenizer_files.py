@@ -58,7 +58,7 @@ def _size(path: str, kind: str, _changed: int) -> int:
     except ValueError as error:
         raise InputError(f"{path!r} is not GPT-2's vocab.json: {error}") from error
     if not isinstance(known, dict):
-        raise InputError(f"{path!r} is not GPT-2's vocab.json: it is no mapping from tokens to numbers")
+        raise InputError(f"{path!r} is not GPT-2's vocab.json: it isn't a mapping from tokens to numbers")
     return len(known) + (END_OF_TEXT not in known)
 
 

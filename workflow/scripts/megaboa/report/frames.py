@@ -96,10 +96,10 @@ class Frames:
 
         They name neither what is on the x axis, of which each curve would have one value, nor what is averaged over.
         """
-        without = {SEED, figure.over, *self._told_by(figure.x)}
+        without = {SEED, figure.over, *self._determined_by(figure.x)}
         return {run.name: _setting(self._own(run), run.model, without) or "all models" for run in self._runs}
 
-    def _told_by(self, x: str) -> list[str]:
+    def _determined_by(self, x: str) -> list[str]:
         """The swept keys, and the model, that have one value for each value of a column of the configuration, and the
         other way round: `lr` tells `optimizer.lr`, and `params` the model."""
         planned = {*self.swept, PARAMS, TOKENS, *(name for run in self._runs for name in run.plan)}

@@ -31,7 +31,7 @@ def cause_of(call: Call, target: AttemptFolder, watched: Watched, started: float
     On a full disk ranks can't write that it is full, so the supervisor tries to write.
     """
     failure = _why(call, target, watched, started)
-    if CAUSES[failure.cause].mute and (said := full(target.path)):
+    if CAUSES[failure.cause].may_lack_evidence and (said := full(target.path)):
         return Failure("disk_full", f"{said}; {failure.evidence}", failure.rank)
     return failure
 

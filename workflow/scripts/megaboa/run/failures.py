@@ -22,9 +22,11 @@ _LOADERS = r"(?:_?load_checkpoint\w*|read_train_state|read_run_config|saved_with
 _LOADING = re.compile(rf'\s+File ".*", line \d+, in {_LOADERS}$')
 _RANK = re.compile(f"^{RANK}", re.MULTILINE)
 # Each pattern alone: most begin with a literal, which is found ten times as fast as in one large alternation.
-_COMPILED = tuple((cause, tuple(re.compile(word, re.MULTILINE) for word in end.words)) for cause, end in CAUSES.items())
+_COMPILED = tuple(
+    (cause, tuple(re.compile(one, re.MULTILINE) for one in end.patterns)) for cause, end in CAUSES.items()
+)
 # Messages about effects from outside the rank: lost connections, or our own signals.
-_OF_OTHERS = (
+_SECOND_HAND = (
     *dict(_COMPILED)["transient"],
     *map(re.compile, (r"[Bb]roken ?[Pp]ipe", r"\bEOFError\b", r"DataLoader worker .* killed by signal: Terminated")),
 )
@@ -36,24 +38,24 @@ def classify(ended: Ended, logs: Mapping[int | None, str], steps: int, resumed_f
 
     A run that has trained before can't be refused by its configuration, whatever exception ends it now.
     """
-    told = {cause for cause, end in CAUSES.items() if end.words and not (end.untrained and steps)}
+    candidates = {cause for cause, end in CAUSES.items() if end.patterns and not (end.before_first_step and steps)}
     if ended.killed or resumed_from:
-        told.discard("config")
+        candidates.discard("config")
 
-    def heard(ranks: Iterable[int | None]) -> Failure | None:
+    def first_cause(ranks: Iterable[int | None]) -> Failure | None:
         """The failure whose cause comes first in the table; if several ranks name it, the first rank's."""
         best: tuple[int, Failure] | None = None
         for rank in ranks:
             log = logs[rank] if rank in (ended.rank, None) else logs[rank][-OTHERS_LENGTH:]
-            said = _said(rank, _HANDLED.sub("", log), ended, told, bool(resumed_from))
-            if said and (best is None or said[0] < best[0]):
-                best = said
+            found = _match(rank, _HANDLED.sub("", log), ended, candidates, bool(resumed_from))
+            if found and (best is None or found[0] < best[0]):
+                best = found
         return best[1] if best else None
 
     # With thousands of ranks, the others' logs are only read if the first one to fail doesn't know the cause.
     order = _in_order(logs, ended.rank)
-    first = heard(rank for rank in order if rank in (ended.rank, None))
-    if failure := first if first and not CAUSES[first.cause].second_hand else heard(order):
+    first = first_cause(rank for rank in order if rank in (ended.rank, None))
+    if failure := first if first and not CAUSES[first.cause].second_hand else first_cause(order):
         return (failure.cause == "transient" and _of_its_own(logs, order)) or failure
     if ended.killed:
         return Failure("killed", str(ended), ended.rank)
@@ -72,7 +74,7 @@ def _of_its_own(logs: Mapping[int | None, str], order: Iterable[int | None]) -> 
             continue
         said = _HANDLED.sub("", logs[rank][-OTHERS_LENGTH:])
         raised = _LAST_EXCEPTION.findall(said)
-        if raised and not any(word.search(said) for word in _OF_OTHERS):
+        if raised and not any(pattern.search(said) for pattern in _SECOND_HAND):
             return Failure("crash", raised[-1].strip()[:EVIDENCE_LENGTH], rank)
     return None
 
@@ -102,14 +104,14 @@ def tails_of(folder: AttemptFolder) -> Tails:
     return Tails([*folder.logs.items(), *((None, path) for path in folder.node_logs)])
 
 
-def _said(
-    rank: int | None, log: str, ended: Ended, told: Container[Cause], resumed: bool
+def _match(
+    rank: int | None, log: str, ended: Ended, candidates: Container[Cause], resumed: bool
 ) -> tuple[int, Failure] | None:
     """The cause that one rank's log names, with its place in the table."""
-    for place, (cause, words) in enumerate(_COMPILED):
-        if cause not in told or (cause == "transient" and _is_victim(rank, ended)):
+    for place, (cause, patterns) in enumerate(_COMPILED):
+        if cause not in candidates or (cause == "transient" and _is_victim(rank, ended)):
             continue
-        line = _line(log, words, last=cause == "config")  # earlier exceptions were handled
+        line = _line(log, patterns, last=cause == "config")  # earlier exceptions were handled
         if line is None and cause == "damaged_checkpoint" and resumed:
             line = _failed_load(log)
         if line is not None:
@@ -120,9 +122,9 @@ def _said(
     return None
 
 
-def _line(log: str, words: Iterable[re.Pattern[str]], last: bool = False) -> str | None:
+def _line(log: str, patterns: Iterable[re.Pattern[str]], last: bool = False) -> str | None:
     """The first (or last) line that matches one of the patterns."""
-    found = [match.start() for word in words for match in (word.finditer(log) if last else [word.search(log)]) if match]
+    found = [match.start() for one in patterns for match in (one.finditer(log) if last else [one.search(log)]) if match]
     if not found:
         return None
     place = max(found) if last else min(found)
@@ -142,8 +144,8 @@ def _failed_load(log: str) -> str | None:
             loading = True
         elif loading and line and not line[0].isspace():
             loading, found = False, line
-    explained = (word for cause, words in _COMPILED if cause != "config" for word in words)
-    if not found or any(word.search(found) for word in explained):
+    explained = (one for cause, patterns in _COMPILED if cause != "config" for one in patterns)
+    if not found or any(one.search(found) for one in explained):
         return None
     return f"{found.strip()[:EVIDENCE_LENGTH]} (while the checkpoint was read)"
 

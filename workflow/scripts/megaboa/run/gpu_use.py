@@ -122,17 +122,17 @@ def _add(
     found: GpusFound,
     sample: GpuSample,
     counts: bool,
-    first: dict[tuple[str, int], float],
+    previous: dict[tuple[str, int], float],
 ) -> None:
-    """Add one sample of all GPUs. `first`: each error count's previous value in the attempt, by name and GPU."""
+    """Add one sample of all GPUs. `previous`: each error count's previous value in the attempt, by name and GPU."""
     for place, gpu in enumerate(found.gpus):
         one = series.setdefault((found.host, gpu.uuid or str(gpu.index)), _Series(found.host, gpu))
         one.lost = sample.errors.get(str(place), one.lost)
         for name in COUNTS:
             if (now := _value(getattr(sample, name), place)) is not None:
-                before = first.setdefault((name, place), now)
+                before = previous.setdefault((name, place), now)
                 one.errors[name] = one.errors.get(name, 0) + max(0, now - before)
-                first[name, place] = now
+                previous[name, place] = now
         if counts:
             _measure(one, sample, place)
 

@@ -66,7 +66,7 @@ def _checked_ports(value: str) -> str:
     first, _, last = value.partition("-")
     if not (first.isdigit() and last.isdigit() and 1024 <= int(first) <= int(last) <= 65535):
         raise ValueError(
-            f"{value!r} is no range of ports from 1024 to 65535: write the first and the last, `29500-29600`"
+            f"{value!r} is not a range of ports from 1024 to 65535: write the first and the last, `29500-29600`"
         )
     return value
 

@@ -95,7 +95,7 @@ class Parallel(create_model("Sizes", __base__=Section, **_SIZES)):  # type: igno
 
 def _absolute(folder: str) -> str:
     if not Path(folder).is_absolute():
-        raise ValueError(f"{folder!r} is no path from the root: nodes have no common working folder")
+        raise ValueError(f"{folder!r} is not an absolute path: nodes have no common working folder")
     return folder
 
 
@@ -124,7 +124,7 @@ class Checkpoint(Section):
     local: LocalCopies | None = key(None, "copies on the nodes, between checkpoints, to resume from")
 
     @model_validator(mode="after")
-    def _beside_the_newest(self) -> Checkpoint:
+    def _keep_every_needs_keep_last(self) -> Checkpoint:
         if self.keep_every is not None and self.keep_last is None:
             raise ValueError("keep_every needs keep_last: without it every checkpoint is kept")
         return self

@@ -57,7 +57,7 @@ def read(path: Path) -> Capture:
         text = f"truncated: {error}; the {count:,} events before that are used"
         findings.append(Finding("truncated", "warning", path.name, text))
     if strange:
-        text = f"{strange:,} events without a time, or with one that is no number, are left out"
+        text = f"{strange:,} events without a time, or with one that isn't a number, are left out"
         findings.append(Finding("malformed", "warning", path.name, text))
     return _capture(path, trace.head, names, columns, findings)
 

@@ -69,7 +69,7 @@ def torn(path: Path) -> str | None:
     with path.open("rb") as stream:
         head = stream.read(100)
     if not head.startswith(HEAD) or len(head) < 100:
-        return "it is no SQLite file, or only the first bytes of one"
+        return "it is not an SQLite file, or only the first bytes of one"
     page, pages = int.from_bytes(head[16:18], "big"), int.from_bytes(head[28:32], "big")
     wanted, size = (65536 if page == 1 else page) * pages, path.stat().st_size
     return f"truncated: {size:,} of {wanted:,} bytes are there" if size < wanted else None

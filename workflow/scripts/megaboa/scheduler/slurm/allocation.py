@@ -409,13 +409,13 @@ def here(launch: LaunchSpec, device: str, environment: Environment, container: C
     if starter == "local" or (starter == "auto" and not (job and _has_srun(launch))):
         if container.runtime == "pyxis":
             raise NoPlaceError(
-                "image.runtime is pyxis, which is a plugin of srun, and this is no SLURM job: submit it with "
+                "image.runtime is pyxis, which is a plugin of srun, and this is not a SLURM job: submit it with "
                 "`--profile slurm`, or set image.runtime to apptainer or none"
             )
         return None
     if not job:
         raise NoPlaceError(
-            "launch.starter is srun, but this is no SLURM job: take `auto`, or start it by sbatch or salloc"
+            "launch.starter is srun, but this is not a SLURM job: take `auto`, or start it by sbatch or salloc"
         )
     found = _show_job_once_reachable(job)
     if found is None:
