@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from megaboa.observe.logs.log_summary import LogSummary
 from megaboa.observe.logs.reader import read_events
 from megaboa.observe.steps import Row
 from megaboa.peaks import peak_of
-from megaboa.records import Energy, Gpus, LogNumbers, Memory, RankEnd, StepEvent, Stragglers, TrainStart, read
+from megaboa.records import (
+    Energy,
+    Gpus,
+    LogNumbers,
+    Memory,
+    Mfu,
+    RankEnd,
+    Spread,
+    StepEvent,
+    Stragglers,
+    TrainStart,
+    read,
+)
 from megaboa.run.gpu_use import use_of, watts_per_gpu
 from megaboa.store_paths import RunStore
 
@@ -24,16 +35,14 @@ def tflops(timed: Sequence[Row], events: Sequence[StepEvent], world_size: int) -
     ]
 
 
-def mfu(
-    tflops_per_rank: dict[str, Any] | None, events: Sequence[StepEvent], peak: float | None
-) -> dict[str, Any] | None:
+def mfu(tflops_per_rank: Spread | None, events: Sequence[StepEvent], peak: float | None) -> Mfu | None:
     """MFU by `resources.peak_tflops`, else by the GPU's known peak; None without either."""
     gpu = gpu_of(events)
     stated = (peak, "resources.peak_tflops") if peak else peak_of(gpu)
     if not stated or not tflops_per_rank:
         return None
     value, source = stated
-    return {"median": tflops_per_rank["median"] / value, "peak_tflops": value, "peak_from": source, "gpu": gpu}
+    return Mfu(median=tflops_per_rank.median / value, peak_tflops=value, peak_from=source, gpu=gpu)
 
 
 def gpu_of(events: Sequence[StepEvent]) -> str | None:

@@ -16,13 +16,13 @@ from megaboa.records import (
     Energy,
     Evaluated,
     Gpus,
+    GradNorm,
     Memory,
     StepEvent,
     Stragglers,
     Summary,
     TrainRecord,
     parse,
-    plain,
 )
 from megaboa.run.ledger import ran_on
 
@@ -45,8 +45,6 @@ def summarize(
 
     `drift`: deviations of the run from its configuration.
     """
-    watts = performance.power(energy, gpus)
-    measured = {"memory": memory, "energy": watts, "gpus": gpus, "stragglers": stragglers}
     final = [row for row in rows if not row["replayed"]]
     reasons = [*invalid_reasons(train, attempts, final), *drift]
     timed = timed_rows(final)
@@ -59,27 +57,30 @@ def summarize(
         "reasons": reasons,
         "world_size": train.world_size,
         "train_iters": train.train_iters,
-        "parent": train.parent and plain(train.parent),
+        "parent": train.parent,
         "steps": len(final),
         "tokens": sum(row["tokens"] or 0 for row in final),
         "skipped_steps": sum(row["skipped"] for row in final),
         "nan_steps": sum(row["loss"] is not None and math.isnan(row["loss"]) for row in final),
         "attempts": len(attempts),
         # more than one if packages or code changed between attempts
-        "ran_on": [plain(one) for one in ran_on(attempts)],
+        "ran_on": ran_on(attempts),
         "lost_steps": len(rows) - len(final),
         "left_out": train.skipped,  # ranges of steps whose batches were left out after a loss spike
         "warmup_steps_dropped": len(final) - len(timed),
         "window": [timed[0]["step"], timed[-1]["step"]] if timed else None,  # the steps that count for the speed
         "step_seconds": spread([row["seconds"] for row in timed]),
         "tokens_per_second": throughput,
-        "tokens_per_second_per_rank": throughput and throughput["median"] / train.world_size,
+        "tokens_per_second_per_rank": throughput and throughput.median / train.world_size,
         "tflops_per_rank": tflops,
         "gpu": performance.gpu_of(events),
         "mfu": performance.mfu(tflops, events, peak_tflops),
-        **{name: found and plain(found) for name, found in measured.items()},
+        "memory": memory,
+        "energy": performance.power(energy, gpus),
+        "gpus": gpus,
+        "stragglers": stragglers,
         "loss": loss_summary([row["step"] for row in final], [row["loss"] for row in final]),
-        "grad_norm": {"last": final[-1]["grad_norm"], "max": _max([row["grad_norm"] for row in final])}
+        "grad_norm": GradNorm(last=final[-1]["grad_norm"], max=_max([row["grad_norm"] for row in final]))
         if final
         else None,
         "validation": validation(events),

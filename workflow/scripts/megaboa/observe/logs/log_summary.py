@@ -13,7 +13,17 @@ import pandas as pd
 from megaboa.observe.logs.events import Event, LineFormat, Note, Steps
 from megaboa.observe.logs.reader import Count
 from megaboa.observe.numbers import WARMUP_STEPS, loss_summary, spread, without_nan
-from megaboa.records import LogNumbers, parse
+from megaboa.records import (
+    Energy,
+    GradNorm,
+    LogMfu,
+    LogNumbers,
+    LogStepTime,
+    Loss,
+    Spread,
+    Stragglers,
+    parse,
+)
 
 # Fields that have their own place in the summary; all others are listed under `further`.
 _PLACED = {
@@ -91,7 +101,7 @@ class LogSummary:
                 "ranks": sorted(self._ranks, key=lambda rank: (len(rank), rank)),
                 "attempts": self.curve.attempt,
                 "steps": _steps(frame, final, self.curve.copies),
-                "step_seconds": _spread_of(timed, "seconds") and _spread_of(timed, "seconds") | _window(timed, source),
+                "step_seconds": _step_seconds(timed, source),
                 "tflops_per_gpu": tflops,
                 "mfu": _mfu(timed, tflops, peak_tflops),
                 **_throughput(timed, seq_length or settings.get("seq_length")),
@@ -112,11 +122,11 @@ class LogSummary:
         )
         return parse(LogNumbers, found, "the summary of a log")
 
-    def _stragglers(self) -> dict[str, Any] | None:
+    def _stragglers(self) -> Stragglers | None:
         """How much longer the slowest rank's forward passes took than the fastest's, and how often each rank was
         slowest."""
         ratios = spread(np.array(self._ratios))
-        return ratios and {"slowest_over_fastest": ratios, "slowest": dict(self._slowest.most_common())}
+        return ratios and Stragglers(slowest_over_fastest=ratios, slowest=dict(self._slowest.most_common()))
 
     def _speeds(self) -> tuple[pd.DataFrame, str]:
         """Times of lines without a step number, for logs that have no others, and a description of them.
@@ -164,12 +174,15 @@ def _steps(frame: pd.DataFrame, final: pd.DataFrame, copies: int) -> dict[str, A
     }
 
 
-def _spread_of(frame: pd.DataFrame, name: str) -> dict[str, Any] | None:
+def _spread_of(frame: pd.DataFrame, name: str) -> Spread | None:
     return spread(frame[name].dropna().to_numpy()) if name in frame else None
 
 
-def _window(timed: pd.DataFrame, source: str) -> dict[str, Any]:
-    return {"window": [int(timed["step"].min()), int(timed["step"].max())], "from": source}
+def _step_seconds(timed: pd.DataFrame, source: str) -> LogStepTime | None:
+    if not (found := _spread_of(timed, "seconds")):
+        return None
+    window = (int(timed["step"].min()), int(timed["step"].max()))
+    return LogStepTime(median=found.median, p5=found.p5, p95=found.p95, n=found.n, window=window, source=source)
 
 
 def _throughput(timed: pd.DataFrame, seq_length: int | None) -> dict[str, Any]:
@@ -185,14 +198,14 @@ def _throughput(timed: pd.DataFrame, seq_length: int | None) -> dict[str, Any]:
     }
 
 
-def _mfu(timed: pd.DataFrame, tflops: dict[str, Any] | None, peak: float | None) -> dict[str, Any] | None:
+def _mfu(timed: pd.DataFrame, tflops: Spread | None, peak: float | None) -> LogMfu | None:
     if tflops and peak:
-        return {"median": tflops["median"] / peak, "peak_tflops": peak}
+        return LogMfu(median=tflops.median / peak, peak_tflops=peak)
     printed = _spread_of(timed, "mfu")
-    return printed and {"median": printed["median"], "peak_tflops": None}
+    return printed and LogMfu(median=printed.median, peak_tflops=None)
 
 
-def _loss(final: pd.DataFrame) -> dict[str, Any] | None:
+def _loss(final: pd.DataFrame) -> Loss | None:
     if "loss" not in final:
         return None
     # a line that covers only skipped steps has no loss
@@ -200,18 +213,18 @@ def _loss(final: pd.DataFrame) -> dict[str, Any] | None:
     return loss_summary(final.loc[known, "step"].tolist(), final.loc[known, "loss"].tolist())
 
 
-def _grad_norm(final: pd.DataFrame) -> dict[str, Any] | None:
+def _grad_norm(final: pd.DataFrame) -> GradNorm | None:
     norms = final["grad_norm"].dropna() if "grad_norm" in final else pd.Series(dtype=float)
-    return {"last": float(norms.iloc[-1]), "max": float(norms.max())} if len(norms) else None
+    return GradNorm(last=float(norms.iloc[-1]), max=float(norms.max())) if len(norms) else None
 
 
 def _sum(final: pd.DataFrame, name: str) -> int | None:
     return int(np.nansum(final[name])) if name in final else None
 
 
-def _energy(timed: pd.DataFrame) -> dict[str, Any] | None:
+def _energy(timed: pd.DataFrame) -> Energy | None:
     joules, watts = _spread_of(timed, "joules_per_gpu"), _spread_of(timed, "watts_per_gpu")
-    return {"joules_per_gpu_and_step": joules, "watts_per_gpu": watts} if joules or watts else None
+    return Energy(joules_per_gpu_and_step=joules, watts_per_gpu=watts) if joules or watts else None
 
 
 def _memory(peaks: dict[str, dict[str, float]], final: pd.DataFrame) -> dict[str, Any] | None:
