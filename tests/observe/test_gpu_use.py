@@ -214,7 +214,7 @@ def test_from_the_driver_to_the_report(run, tmp_path):
     write(run.summary, found.summary)
     write_steps(run.steps_table, found.rows)
     drawn = draw(load_runs(run.path.parents[1]), [], [], read_captions(CAPTIONS), tmp_path / "report")
-    assert "gpus" in {figure["name"] for figure in drawn}
+    assert "gpus" in {figure.name for figure in drawn}
     assert (tmp_path / "report" / "gpus.png").stat().st_size > 10_000
     head, *rows = (tmp_path / "report" / "data" / "gpus.tsv").read_text().splitlines()
     assert head.startswith("run\tattempt\tminutes\twatts\twatts.least\twatts.most\t") and len(rows) >= 5

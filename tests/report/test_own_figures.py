@@ -213,15 +213,15 @@ def test_a_caption_and_the_note_after_it_are_two_sentences(one_with_tp, tmp_path
         Figure(name="alone", kind="bar", x="run", y="loss.last", caption="Loss against lr"),
         Figure(name="some", kind="scatter", x="parallel.vpp", y="loss.last", caption="By vpp"),
     ]
-    figures = {one["name"]: one for one in draw(one_with_tp._runs, [], [], {}, tmp_path, one_with_tp, own)}
-    assert [figures[one.name]["caption"] for one in own] == [
+    figures = {one.name: one for one in draw(one_with_tp._runs, [], [], {}, tmp_path, one_with_tp, own)}
+    assert [figures[one.name].caption for one in own] == [
         "Loss against lr.",
         "Which rate is best?",
         "Loss against lr",
         "By vpp.",
     ]
-    assert figures["open"]["note"].startswith("Mean over training.seed (n = 1 to 2)")
-    assert figures["some"]["note"].startswith("Runs without a value of parallel.vpp are not shown")
+    assert figures["open"].note.startswith("Mean over training.seed (n = 1 to 2)")
+    assert figures["some"].note.startswith("Runs without a value of parallel.vpp are not shown")
 
 
 def test_a_setting_names_no_value_that_runs_have_anyway(one_with_tp):

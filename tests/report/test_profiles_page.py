@@ -58,13 +58,13 @@ def test_every_figure_is_drawn_and_named(experiment, folder, figures):
     profiles = load_profiles(experiment.results, ["dp4", "later"])
     assert [profile.run for profile in profiles] == ["dp4"] and profiles[0].tool == "nsys"
     drawn = figures["dp4"]
-    assert [figure["name"] for figure in drawn] == list(FIGURES)
-    words = {figure["name"]: text_of(figure["svg"]) for figure in drawn}
+    assert [figure.name for figure in drawn] == list(FIGURES)
+    words = {figure.name: text_of(figure.svg) for figure in drawn}
     assert "rank 3" in words["ranks"] and "GEMM" in words["classes"] and "AllReduce" in words["sizes"]
     assert (
         "stream 20" in words["timeline"] and "exposed communication" in words["exposed"] and "rank 2" in words["heat"]
     )
-    assert drawn[0]["note"] == "Steps 4 to 9, n = 24." and drawn[-1]["note"] == "Step 7 of rank 0."
+    assert drawn[0].note == "Steps 4 to 9, n = 24." and drawn[-1].note == "Step 7 of rank 0."
     assert {path.suffix for path in folder.iterdir()} == {".svg", ".pdf", ".png"}
 
 

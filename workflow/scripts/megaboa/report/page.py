@@ -30,7 +30,7 @@ from megaboa.report.interim import Interim
 from megaboa.report.profiles import FIGURES as TRACE_FIGURES
 from megaboa.report.profiles import PREFIX, Profile
 from megaboa.report.runs import RunResult, passed
-from megaboa.report.style import MOST_ENTRIES, Shades
+from megaboa.report.style import MOST_ENTRIES, Shades, Shown
 from megaboa.report.tables import MOST_SWEPT, cell
 
 HERE = Path(__file__).parent
@@ -70,7 +70,7 @@ def draw(
     frames: Frames | None = None,
     own: Sequence[Figure] = (),
     interim: bool = False,
-) -> list[dict[str, Any]]:
+) -> list[Shown]:
     """Draw and save every figure with data, of the runs that passed. `own`: the experiment's figures.
 
     `interim`: if no run has a column yet, the figure is omitted instead of being an error.
@@ -79,14 +79,14 @@ def draw(
     good = passed(runs)
     frames = frames or Frames(good)
     shades = Shades(frames)
-    replaced = {figure.name for figure in own}
+    by_name = {spec.name: spec for spec in own}
     makers: dict[str, Callable[[], figures.Drawn | None]] = {
         "agreement": lambda: figures.agreement_figure(agreements, good, shades),
         "lengths": lambda: figures.lengths_figure(corpora),
         "goodput": lambda: figures.goodput_figure(good),
         "gpus": lambda: figures.gpus_figure(good),
     }
-    specs = [spec for spec in standard_figures(frames) if spec.name not in replaced] + list(own)
+    specs = [spec for spec in standard_figures(frames) if spec.name not in by_name] + list(own)
     fits = {spec.name: _fits(spec, frames) for spec in own if spec.fit}
     makers |= {spec.name: partial(_drawn, spec, frames, interim, fits.get(spec.name)) for spec in specs}
     for path in (folder / style.DATA).glob("*.tsv"):  # figures of earlier reports
@@ -101,21 +101,21 @@ def draw(
             figure, table = made
             svg = Markup(style.save(figure, folder, name))
             style.save_data(table, folder, name)
-            caption = next((spec.caption for spec in own if spec.name == name), captions.get(name, ""))
+            spec = by_name.get(name)
+            caption = spec.caption if spec else captions.get(name, "")
             note = _note(name, specs, table, good)
             if found := fits.get(name):
                 constants = [one.table().assign(of=level) for level, one in found.items()]
                 style.save_data(pd.concat(constants, ignore_index=True), folder, f"{name}{style.FIT}")
                 note = " ".join([note, *(_said(level, one) for level, one in found.items())]).strip()
-            if spec := next((spec for spec in own if spec.name == name), None):
+            if spec:
                 note = " ".join([note, *_left_out(spec, frames)]).strip()
             runs_shown = table["run"].nunique() if "run" in table else len(good)
             style.save_text(_printed(name, specs, caption, note, runs_shown), folder, name)
-            form = next((spec.format for spec in own if spec.name == name), "page")
             # a note is a sentence, so the text before it has to end like one
             caption = f"{caption}." if note and caption and caption[-1] not in ".!?:;" else caption
-            shown = {"caption": caption, "note": note, "own": name in replaced, "format": form}
-            drawn.append({"name": name, "svg": svg, "data": f"{style.DATA}/{name}.tsv", **shown})
+            form = spec.format if spec else Shown.format
+            drawn.append(Shown(name, svg, caption, note, f"{style.DATA}/{name}.tsv", own=spec is not None, format=form))
             plt.close(figure)
     return drawn
 
@@ -186,13 +186,13 @@ def render(
     runs: list[RunResult],
     corpora: Sequence[CorpusCard],
     checks: Sequence[ReportCheck],
-    drawn: list[dict[str, Any]],
+    drawn: list[Shown],
     provenance: dict[str, Any],
     data: Sequence[DataRead] = (),
     published: Tree | None = None,
     baseline: BaselineSpec | None = None,
     profiles: Sequence[Profile] = (),
-    profile_figures: dict[str, list[dict[str, Any]]] | None = None,
+    profile_figures: dict[str, list[Shown]] | None = None,
     expected: Sequence[Expected] = (),
     tables: Collection[str] = (),
     swept: pd.DataFrame | None = None,
@@ -217,7 +217,7 @@ def render(
             failed=faults(runs, checks),
             stages=[check for check in checks if check.kind in ("evaluation", "profile")],
             figures={section: _named(drawn, names) for section, names in SECTIONS.items()},
-            own_figures=[figure for figure in drawn if figure["own"] and figure["name"] not in FIGURES],
+            own_figures=[figure for figure in drawn if figure.own and figure.name not in FIGURES],
             machine_metrics=metrics.used("machines"),
             machines=machines(passed(runs)),
             times=figures.time_rows(passed(runs)),
@@ -325,8 +325,8 @@ def _counted(states: dict[str, int], noun: str) -> str:
     return f"{good} of {total} {noun}s passed; {rest}."
 
 
-def _named(drawn: list[dict[str, Any]], names: Sequence[str]) -> list[dict[str, Any]]:
-    known = {figure["name"]: figure for figure in drawn}
+def _named(drawn: list[Shown], names: Sequence[str]) -> list[Shown]:
+    known = {figure.name: figure for figure in drawn}
     return [known[name] for name in names if name in known]
 
 

@@ -19,9 +19,9 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from megaboa.paths import ExperimentFolder
-from megaboa.records import Analysis, Tree, plain, read_if_there
+from megaboa.records import Analysis, plain, read_if_there
 from megaboa.report import style
-from megaboa.report.style import GRID, INK, PALETTE, WIDTH, LogText, below
+from megaboa.report.style import GRID, INK, PALETTE, WIDTH, LogText, Shown, below
 
 MOST_PROFILES = 6  # number of runs whose figures are drawn
 PREFIX = "profile_"
@@ -66,7 +66,7 @@ def load_profiles(results: Path, runs: list[str]) -> list[Profile]:
     return [Profile(run, found) for run, path in paths if (found := read_if_there(Analysis, path))]
 
 
-def draw_profiles(profiles: list[Profile], captions: dict[str, str], folder: Path) -> dict[str, list[Tree]]:
+def draw_profiles(profiles: list[Profile], captions: dict[str, str], folder: Path) -> dict[str, list[Shown]]:
     """Draw the figures for the page, by run, and remove those of earlier reports."""
     for path in folder.glob(f"{PREFIX}*.svg"):
         style.remove(folder, path.stem)
@@ -74,13 +74,7 @@ def draw_profiles(profiles: list[Profile], captions: dict[str, str], folder: Pat
     for number, profile in enumerate(profiles[:MOST_PROFILES]):
         figures = draw_all(profile.document, folder, f"{PREFIX}{number}_")
         drawn[profile.run] = [
-            {
-                "name": name,
-                "svg": svg,
-                "data": None,
-                "caption": captions[f"{PREFIX}{name}"],
-                "note": _note(name, profile.document),
-            }
+            Shown(name, svg, captions[f"{PREFIX}{name}"], _note(name, profile.document))
             for name, svg in figures.items()
         ]
     return drawn

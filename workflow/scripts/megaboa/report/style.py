@@ -129,6 +129,19 @@ def power_of_ten(value: float, _position: int | None = None) -> str:
 POWERS_OF_TEN = FuncFormatter(power_of_ten)
 
 
+@dataclass(frozen=True)
+class Shown:
+    """A figure on the page, whose files lie next to it under its name."""
+
+    name: str
+    svg: str
+    caption: str
+    note: str = ""
+    data: str | None = None  # path of its table
+    own: bool = False  # the experiment's own
+    format: str = "page"
+
+
 def save(figure: Drawing, folder: Path, name: str) -> str:
     """Save a figure as SVG, PDF and PNG; returns the SVG for embedding in the page."""
     for kind in KINDS:
