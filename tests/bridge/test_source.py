@@ -273,11 +273,14 @@ def test_the_same_weights_in_another_form_beside_them_are_left_alone(folder, tmp
     assert obtained(folder, tmp_path, words).params == made.params
 
 
-def test_a_chat_template_is_no_part_of_what_is_trained(folder, tmp_path, words):
-    before = obtained(folder, tmp_path, words).digest
+def test_a_chat_template_is_no_part_of_the_model_and_counts_for_itself(folder, tmp_path):
+    before = obtained(folder, tmp_path, None)
     (folder / "chat_template.jinja").write_text("{{ messages }}")
     (folder / "generation_config.json").write_text('{"temperature": 0.5}')
-    assert obtained(folder, tmp_path, words).digest == before
+    with_one = obtained(folder, tmp_path, None)
+    assert with_one.digest == before.digest and before.chat_template is None is not with_one.chat_template
+    (folder / "chat_template.jinja").write_text("{{ messages[0] }}")
+    assert obtained(folder, tmp_path, None).chat_template != with_one.chat_template
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 1e-3}))
-    assert obtained(folder, tmp_path, words).digest != before
+    assert obtained(folder, tmp_path, None).digest != before.digest

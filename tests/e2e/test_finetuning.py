@@ -27,7 +27,7 @@ RUNS = {
     "lora": f"{{task: lora, {FROM}}}",
     **{f"lora-{name}": f"{{task: lora, {FROM}, {TWO}, {values}}}" for name, values in OF_LORA.items()},
     "lora-cp2": f"{{task: lora, {FROM}, {TWO}, parallel.cp: 2}}",
-    "lora-imported": "{task: lora, tuning.targets: [linear_qkv], data.blend: talks}",
+    "lora-imported": "{task: lora, tuning.targets: [linear_qkv], data.blend: talks, training.precision: bf16_mixed}",
     "dora": f"{{task: dora, {FROM}, {LAST}}}",
     "dora-pp2": f"{{task: dora, {FROM}, {LAST}, {TWO}, {LAYOUTS['pp2']}}}",
 }

@@ -78,6 +78,27 @@ def test_runs_that_begin_again_or_resume_are_told_and_many_are_counted(plan_of, 
     assert restarts.outlooks(plan, "results", names[:2], making=making.__getitem__) == [after]
 
 
+def test_a_run_trains_again_with_those_that_it_continues_from(plan_of, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def plan(lr):
+        chain = f"a: {{optimizer.lr: {lr}}}, b: {{continue_from: small/a@20}}, c: {{continue_from: small/b@40}}"
+        return plan_of(f"sweep: {{runs: {{{chain}}}}}", training__train_iters=60, checkpoint__save_interval=20)
+
+    before = plan("1.0e-3")
+    for run in before.runs:
+        store = leave_unfinished(before, run.name)
+        link(store.ledger, run.folder("results", before.name).attempts_link)
+        store.ledger.touch()
+        store.attempt(1).path.mkdir(parents=True)
+    names = [run.name for run in before.runs]
+    assert restarts.outlooks(before, "results", names) == [f"{name} resumes at step 20 of 60" for name in names]
+    a, *others = restarts.outlooks(plan("3.0e-3"), "results", names)
+    assert a.startswith("a trains again from step 0: optimizer.lr: 0.001 → 0.003")
+    assert others == [f"{name} trains again after {of}, which it continues from" for name, of in ("ba", "ca")]
+    assert restarts.outlooks(plan("3.0e-3"), "results", ["b"]) == ["b resumes at step 20 of 60"], "a isn't trained now"
+
+
 @pytest.mark.parametrize(
     ("given", "names"), [({}, []), ({"restart": "a"}, ["a"]), ({"restart": "a,b"}, ["a", "b"]), ({"restart": 1}, ["1"])]
 )

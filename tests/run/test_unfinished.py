@@ -8,7 +8,7 @@ import pytest
 
 from megaboa.files import link, write_json
 from megaboa.paths import RunFolder
-from megaboa.records import AttemptEnd, AttemptStart, write
+from megaboa.records import AttemptEnd, AttemptStart, ModelSource, write
 from megaboa.run import ledger, supervisor, unfinished
 from megaboa.run.call import TrainingFailed
 from megaboa.run.checkpoints import MARKER
@@ -65,6 +65,31 @@ def test_a_store_made_when_harmless_overrides_counted_is_found_whatever_they_are
     write(folder.train_manifest, made.trained(identity=older.digest))
     assert is_trained(folder) and not is_outdated(folder, store)
     assert unfinished.other_work(folder) == []
+
+
+def test_a_template_in_the_models_folder_counts_for_runs_that_are_tuned_with_it(run):
+    """Those that began before it counted keep their store, whatever it is now."""
+    model = {"name": "m", "hf": "mine", "revision": None, "init": "pretrained", "tokenizer": None}
+
+    def tuned(template, task="sft", own=None):
+        folder = run(model=model, task=task, tuning={"template": own} if task != "pretrain" else {})
+        facts = {"path": "mine", "digest": "d", "vocab_size": 8, "params": 9, "dtype": "float32", "device": "cpu"}
+        write(folder.source_manifest, ModelSource(name="m", chat_template=template, **facts))
+        write_json(folder.experiment_folder.model("m").imported, {"digest": "d"})
+        return folder
+
+    before = trained_to(tuned(None), 20)
+    assert store_of(tuned("new"), identity_of(tuned("new"))).path == before.path
+    assert unfinished.other_work(tuned("new")) == []
+    shutil.rmtree(before.path)
+    trained_to(tuned("old"), 20)
+    [work] = unfinished.other_work(tuned("new"))
+    assert work.differences == ("chat_template: old → new (its content)",)
+    assert not unfinished.other_work(tuned("old"))
+    one, other = (identity_of(tuned(template, own="{{ a }}")) for template in ("old", "new"))
+    assert one == other
+    one, other = (identity_of(tuned(template, task="pretrain")) for template in ("old", "new"))
+    assert one == other
 
 
 def test_a_run_that_continues_in_place_leaves_nothing(run):

@@ -20,6 +20,7 @@ from megatron.bridge.training.checkpointing import (
 )
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.validation import StrictHandling
+from megatron.core.utils import unwrap_model
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
@@ -61,7 +62,8 @@ def restore(model: list[torch.nn.Module], peft: PEFT, checkpoint: Path) -> None:
     """Load a checkpoint's adapters into a model. They must be exactly those that the model has."""
     wanted = apply_peft_adapter_filter_to_state_dict(_generate_model_state_dict(model, {}), peft)
     found, beyond, _ = dist_checkpointing.load(wanted, str(checkpoint), strict=StrictHandling.RETURN_ALL)
-    lost = model[0].load_state_dict(found["model"], strict=False).missing_keys
+    # Of the model itself: what holds it in 16 bits doesn't say what was missing.
+    lost = unwrap_model(model)[0].load_state_dict(found["model"], strict=False).missing_keys
     for names, text in ((lost, "lacks"), (beyond, "has adapters that the model lacks:")):
         if wrong := sorted(name for name in names if _is_weight_of_adapter(name)):
             more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""

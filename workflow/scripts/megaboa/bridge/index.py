@@ -150,11 +150,16 @@ def has_data_of_parent(folder: RunFolder) -> bool:
 
 
 def identity(folder: RunFolder, key: Tree) -> Tree:
-    """What the index depends on: the plan's key, and corpora and tokenizer, whose paths are part of Megatron's key."""
+    """What the index depends on: the plan's key, and corpora and tokenizer, whose paths are part of Megatron's key.
+
+    The index of a fine-tuned run has tokens of its own; others take those of their corpora.
+    """
     tokenizer = folder.tokenizer_manifest or (folder.source_manifest if folder.run.has_source else None)
     manifest = read_json(tokenizer) if tokenizer else {}
+    made_by = ["tokenizer_digest", *(["chat_template"] if folder.run.has_template_of_model else [])]
     return {
         "key": key,
+        **({name: manifest.get(name) for name in made_by} if folder.run.is_tuned else {}),
         "corpora": {name: _places(corpus) for name, corpus in folder.corpora.items()},
         "tokenizer": manifest.get("tokenizer") or manifest.get("path"),
         "megatron": version("megatron-core"),

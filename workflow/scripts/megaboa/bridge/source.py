@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 GENERATION = "generation_config.json"
 CONFIG_FILES = ["config.json", GENERATION]
 WEIGHT_FILES = ["*.safetensors", "*.safetensors.index.json"]
-TOKENIZER_FILES = [*tokenizer.FILES, "chat_template*"]
+TEMPLATE_FILES = "chat_template*"
+TOKENIZER_FILES = [*tokenizer.FILES, TEMPLATE_FILES]
 # Keys that transformers converts when it reads a config.
 CONVERTED_KEYS = {"rope_theta", "rope_scaling", "partial_rotary_factor", "torch_dtype"}
 SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -76,6 +77,7 @@ def obtain(spec: ModelSpec) -> ModelSource:
         dtype=str(config.dtype or "float32").removeprefix("torch."),
         device=spec.device,
         weights=spec.weights,
+        chat_template=_digest_of_template(used.path) if used else None,
     )
 
 
@@ -142,6 +144,11 @@ def _tokenizer_files(folder: str | None) -> list[str]:
     return sorted({path.name for pattern in TOKENIZER_FILES for path in Path(folder).glob(pattern)})
 
 
+def _digest_of_template(folder: str) -> str | None:
+    found = {path.name: file_digest(path) for path in Path(folder).glob(TEMPLATE_FILES) if path.is_file()}
+    return digest(found) if found else None
+
+
 def _generation_config(origin: Path, folder: Path) -> None:
     """Write the source's generation config, or the one that its config implies."""
     from transformers import AutoConfig, GenerationConfig
@@ -163,7 +170,7 @@ def _find(spec: ModelSpec, key: str) -> Found:
             raise InputError(f"{key}: {folder} is a local folder, which has no revision {spec.revision!r}")
         commit = None
         files = sorted(set(itertools.chain.from_iterable(folder.glob(pattern) for pattern in patterns)))
-        # Files that change an export, but no training, aren't part of the model's identity.
+        # Files that change an export, but not every training, aren't part of the model's identity.
         files = [path for path in files if path.name != GENERATION and not path.name.startswith("chat_template")]
         content = digest({path.name: file_digest(path) for path in files})
     else:

@@ -9,7 +9,7 @@ from typing import Any
 from megaboa.config.problems import choose
 from megaboa.errors import InputError
 from megaboa.plan.parents import obstacles
-from megaboa.plan.plan import Plan
+from megaboa.plan.plan import Plan, Run
 from megaboa.records import Tree
 from megaboa.run import unfinished
 from megaboa.run.identity import is_trained
@@ -65,7 +65,9 @@ def outlooks(
     told = (
         (
             run.name,
-            _after(making(run.name)) or outlook(folder, run.name in restarted, functools.partial(obstacles, run)),
+            _after(making(run.name))
+            or _with_parent(plan, run, results, starting)
+            or outlook(folder, run.name in restarted, functools.partial(obstacles, run)),
         )
         for run, folder in begun[:SHOWN]
     )
@@ -77,6 +79,16 @@ def _after(making: Collection[str]) -> str | None:
     if not making:
         return None
     return f"trains again if what it reads has changed, which is known after {', '.join(sorted(making))}"
+
+
+def _with_parent(plan: Plan, run: Run, results: str, starting: Collection[str]) -> str | None:
+    """What is said of a run if a run of this plan that it continues from, however far back, has become another one."""
+    here, parent = {one.name for one in plan.runs} & set(starting), run.run.parent
+    while parent and parent.experiment == plan.name and parent.run in here - {run.name}:
+        if unfinished.is_another(plan[parent.run].folder(results, plan.name)):
+            return f"trains again after {parent.run}, which it continues from"
+        parent = plan[parent.run].run.parent
+    return None
 
 
 def _message(found: dict[str, list[unfinished.Unfinished]], continuable: bool) -> str:

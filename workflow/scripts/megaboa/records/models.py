@@ -93,6 +93,9 @@ class ModelSource(Record):
     dtype: str
     device: str
     weights: bool | None = field(default=None, metadata=IF_SET)  # None: older manifests don't say
+    # Digest of its tokenizer's template files, which only fine-tuned runs read; one in tokenizer_config.json is in
+    # `tokenizer_digest`.
+    chat_template: str | None = field(default=None, metadata=IF_SET)
 
 
 @dataclass(frozen=True, kw_only=True)

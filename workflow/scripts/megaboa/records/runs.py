@@ -220,6 +220,11 @@ class RunSpec(Record):
         return self.task != "pretrain"
 
     @property
+    def has_template_of_model(self) -> bool:
+        """Whether examples become text by the chat template in the model's folder."""
+        return self.is_tuned and self.has_source and self.tuning.get("template") is None
+
+    @property
     def has_adapters(self) -> bool:
         """Whether only adapters are trained and saved, while the model itself is frozen."""
         return self.task in ADAPTERS
@@ -261,6 +266,8 @@ class Identity(Record):
     image: str | None = field(default=None, metadata=IF_SET)
     model: str | None = None
     tokenizer: str | None = None
+    # Of a fine-tuned run that has no template of its own. None in those that began before it counted, too.
+    chat_template: str | None = field(default=None, metadata=IF_SET)
     corpora: dict[str, str] = field(default_factory=dict)
 
     @property

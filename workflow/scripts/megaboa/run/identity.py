@@ -11,18 +11,18 @@ from pathlib import Path
 from megaboa import files, store
 from megaboa.harmless import without_harmless
 from megaboa.paths import RunFolder
-from megaboa.records import Identity, TrainRecord, plain, read, read_if_there
+from megaboa.records import Identity, ModelSource, TrainRecord, plain, read, read_if_there
 from megaboa.run import checkpoints
 from megaboa.store_paths import RunStore
 
 
 def identity_of(folder: RunFolder) -> Identity:
-    """The run's identity. A run that began when harmless settings still counted keeps its original identity."""
+    """The run's identity. A run that began when other things counted keeps its original identity."""
     identity = _identity(folder)
     root = folder.launch.store
     if root is None or store_of(folder, identity).identity.exists():
         return identity
-    earlier = [(store, found) for store, found in stored(folder) if _counted_today(found) == identity]
+    earlier = [(store, found) for store, found in stored(folder) if as_counted(found, identity) == identity]
     return max(earlier, key=lambda one: _standing(folder, *one))[1] if earlier else identity
 
 
@@ -35,14 +35,16 @@ def stored(folder: RunFolder) -> Iterator[tuple[RunStore, Identity]]:
 
 
 def _standing(folder: RunFolder, payload: RunStore, identity: Identity) -> tuple[bool, int]:
-    """Sort key for stores whose identities only differ in harmless settings: the trained one wins, else the most
+    """Sort key for stores whose identities only differ in what doesn't count: the trained one wins, else the most
     advanced."""
     trained = read_if_there(TrainRecord, folder.train_manifest)
     return trained is not None and trained.identity == identity.digest, checkpoints.latest(payload.checkpoints)
 
 
-def _counted_today(identity: Identity) -> Identity:
-    return replace(identity, run=without_harmless(identity.run))
+def as_counted(before: Identity, now: Identity) -> Identity:
+    """An identity without what counted when it was written, and with what has come to count since, as it is now."""
+    template = before.chat_template or now.chat_template
+    return replace(before, run=without_harmless(before.run), chat_template=template)
 
 
 def _identity(folder: RunFolder) -> Identity:
@@ -54,6 +56,9 @@ def _identity(folder: RunFolder) -> Identity:
         image=folder.image.digest if folder.image else None,
         model=_digest_in(folder.model_manifest),
         tokenizer=_digest_in(folder.tokenizer_manifest),
+        chat_template=read(ModelSource, folder.source_manifest).chat_template
+        if folder.run.has_template_of_model
+        else None,
         corpora={name: str(_digest_in(path)) for name, path in folder.corpus_manifests.items()},
     )
 

@@ -14,12 +14,19 @@ from megaboa.harmless import without_harmless
 from megaboa.paths import RunFolder
 from megaboa.records import Identity, Tree, read_ledger
 from megaboa.run import checkpoints, completion, ledger, progress
-from megaboa.run.identity import identity_of, store_of, stored
+from megaboa.run.identity import as_counted, identity_of, store_of, stored
 from megaboa.store_paths import RunStore
 
 SHOWN = 12
 DIGEST = re.compile(r"[0-9a-f]{64}")
-BY_CONTENT = ("model", "tokenizer", "corpora", "image", "parent")  # fields of an identity: what the run reads
+BY_CONTENT = (
+    "model",
+    "tokenizer",
+    "chat_template",
+    "corpora",
+    "image",
+    "parent",
+)  # fields of an identity: what the run reads
 
 
 @dataclass(frozen=True)
@@ -50,6 +57,13 @@ def present(folder: RunFolder) -> Present:
     return Present(without_harmless(folder.document("run")), own)
 
 
+def is_another(folder: RunFolder) -> bool:
+    """Whether training under the run's name has begun, but not as the run is configured now."""
+    found = list(stored(folder))
+    now = present(folder) if found else None
+    return now is not None and not any(now.is_of(identity) for _, identity in found)
+
+
 def other_work(folder: RunFolder) -> list[Unfinished]:
     """Unfinished training under the run's name with other identities, if the run as configured now has not begun.
 
@@ -57,12 +71,9 @@ def other_work(folder: RunFolder) -> list[Unfinished]:
     """
     if folder.is_in_place:
         return []
-    found = list(stored(folder))
-    if not found:
+    if not is_another(folder):
         return []
-    now = present(folder)
-    if any(now.is_of(identity) for _, identity in found):
-        return []
+    found, now = list(stored(folder)), present(folder)
     work = [(store, identity, _unfinished_step(store)) for store, identity in found]
     return [
         Unfinished(store, step, tuple(differences(identity, now.run, now.identity)))
@@ -113,6 +124,7 @@ def differences(before: Identity, run: Tree, now: Identity | None) -> list[str]:
     ]
     if now is None:
         return listed
+    before = as_counted(before, now)
     old, new = (_leaves({part: getattr(one, part) for part in BY_CONTENT}) for one in (before, now))
     made = [key for key in dict.fromkeys([*old, *new]) if old.get(key) != new.get(key)]
     return [*listed, *(f"{key}: {str(old.get(key))[:12]} → {str(new.get(key))[:12]} (its content)" for key in made)]
