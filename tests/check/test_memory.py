@@ -141,6 +141,11 @@ def test_transformer_engines_operations_keep_one_copy_of_weights_in_fp8():
         layers = 32 if precision == delayed else 30  # the first and the last are in bf16
         assert apart - joined == pytest.approx(layers * 3 * 4096 * 14336)
     assert weights("bf16_mixed") == weights("bf16_mixed", te_operations=True)
+    for fsdp in ("none", "megatron", "torch"):
+        layout = Layout(8, fsdp=fsdp)
+        training = dataclasses.replace(TRAINING, precision=delayed, fp8_weights=False)
+        every = memory.peak(Facts(layout, LLAMA_8B, training, Kernels(te_operations=True)))
+        assert min(every.weights, every.gradients, every.optimizer) >= 0
 
 
 def test_with_delayed_scaling_the_projection_keeps_its_quantized_input():

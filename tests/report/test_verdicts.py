@@ -63,6 +63,9 @@ def test_runs_that_continue_in_place_are_compared_from_the_first_step_of_their_c
     run = runs[1] = replace(runs[1], steps=runs[1].steps[12:])  # continued from another run's checkpoint
     [found] = agreement_checks([AgreementSpec(reference="dp1", runs=("other",), tolerance=1e-5)], runs)
     assert (found.state, found.steps, found.parts_at) == ("PASS", 8, None)
+    run.summary["parent"] = None
+    [found] = agreement_checks([AgreementSpec(reference="dp1", runs=("other",), tolerance=1e-5)], runs)
+    assert (found.state, found.detail) == ("FAIL", "only 8 of 20 steps can be compared"), "its first steps are missing"
     runs[1] = replace(run, steps=run.steps[:0])
     [found] = agreement_checks([AgreementSpec(reference="dp1", runs=("other",), tolerance=1e-5)], runs)
     assert (found.state, found.detail) == ("FAIL", "only 0 of 20 steps can be compared")

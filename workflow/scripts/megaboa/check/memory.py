@@ -90,7 +90,7 @@ def _stage(f: Facts, stage: Stage) -> Breakdown:
     inside = activations.backward_bytes(f, stage) + activations.recomputed_bytes(f, stage)
     workspace = WORKSPACE + _unused_gradients(f, stage)
     weights, *states = states
-    weights += _quantized_copies(f, stage, held) - _dropped_copies(f, stage)
+    weights += _quantized_copies(f, stage, held)
     plain = Breakdown(stage.number, weights, *states, kept, max(logits, inside), workspace)
     if f.layout.fsdp == "megatron":
         return _highest(_moments_of_fsdp(f, stage, held, plain, inside))
@@ -105,24 +105,15 @@ def _quantized_copies(f: Facts, stage: Stage, held: Parameters) -> float:
 
     Transformer Engine keeps both (module/base.py, get_weight_workspace), and they are unsharded even under
     Megatron-FSDP. This is for current and delayed scaling, in layers that calculate in FP8. Other kinds of FP8 are in
-    `bytes_per_parameter`.
+    `bytes_per_parameter`. Its operations drop the rows after a forward pass (ops/basic/basic_linear.py).
     """
     if f.training.fp8_weights or f.layout.fsdp == "torch":
         return 0.0
-    return 2 * _share_in_fp8(f, stage, "fp8_current", "fp8_delayed") * (held.total - held.outside)
-
-
-def _dropped_copies(f: Facts, stage: Stage) -> float:
-    """Bytes of the quantized copies by rows that Transformer Engine's operations drop after a forward pass
-    (ops/basic/basic_linear.py). Its layers keep copies by rows and by columns."""
-    if not f.kernels.te_operations or f.training.fp8_weights or f.is_frozen:
-        return 0.0
-    share = _share_in_fp8(f, stage, "fp8_current", "fp8_delayed")
-    return (
-        share
-        * sum(not is_sparse(f.model, one) for one in stage.layers)
-        * sum(one.columns * one.depth for one in work.feed_forward(f).products)
-    )
+    dropped = 0.0
+    if f.kernels.te_operations:
+        dense = sum(not is_sparse(f.model, one) for one in stage.layers)
+        dropped = dense * sum(one.columns * one.depth for one in work.feed_forward(f).products)
+    return _share_in_fp8(f, stage, "fp8_current", "fp8_delayed") * (2 * (held.total - held.outside) - dropped)
 
 
 def _share_in_fp8(f: Facts, stage: Stage, *scalings: str) -> float:

@@ -298,5 +298,8 @@ def _first(found: pd.DataFrame, where: pd.Series) -> int | None:
 
 def _first_step(run: RunResult) -> int:
     """The first step of a run's curve: the one after its parent's checkpoint, or, if it continues in place, the first
-    of its earlier state."""
-    return int(run.steps["step"].min()) if len(run.steps) else 1
+    of its earlier state, whose steps have no attempt of this one's."""
+    if (run.steps["attempt"] <= 0).any():
+        return int(run.steps["step"].min())
+    parent = (run.summary or {}).get("parent")
+    return parent["iteration"] + 1 if parent and not parent.get("weights_only") else 1
