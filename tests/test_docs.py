@@ -11,6 +11,7 @@ from snakemake.cli import get_argument_parser
 
 import megaboa
 from megaboa import causes
+from megaboa.check import calibration
 from megaboa.doctor.troubles import ADVICE
 
 ROOT = Path(__file__).parents[1]
@@ -111,6 +112,19 @@ def test_the_way_of_a_run_names_functions_that_there_are():
     for module, name in named:
         tree = ast.parse((ROOT / "workflow" / "scripts" / "megaboa" / module).read_text())
         assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}, module
+
+
+def test_shown_predictions_name_the_calibration_that_is_shipped():
+    shown = [
+        said
+        for page in sorted((ROOT / "docs").rglob("*.md"))
+        if page.parent.name != "benchmarks"  # has results of their day
+        for said in re.findall(r"predicted by ((h200|h100|a100|b200)[^()\n]*\(off by \d+%)", page.read_text())
+    ]
+    assert len(shown) >= 7
+    for text, gpu in shown:
+        name = calibration.short(f"{gpu}-80g", is_uncertain=False)
+        assert text in (name.rstrip(")"), calibration.short(f"{gpu}-80g", is_uncertain=True).rstrip(")"))
 
 
 def test_one_version_is_said_everywhere():
