@@ -61,6 +61,7 @@ RECOMPUTE = {"granularity": "full", "method": "uniform", "num_layers": 1}
         ({"parallel": {"tp": 4, "sp": True, "pp": 2, "vpp": 2}, "training": {"micro_batch_size": 2}}, ()),
         ({"parallel": {"distributed_optimizer": False}}, ()),
         ({"parallel": {"fsdp": "megatron"}}, ()),
+        ({"optimizer": {"name": "sgd"}, "parallel": {"distributed_optimizer": False}}, ()),
         ({"overrides": {f"model.recompute_{name}": value for name, value in RECOMPUTE.items()}}, ()),
         (
             {

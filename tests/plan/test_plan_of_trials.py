@@ -47,6 +47,14 @@ def test_every_layout_and_micro_batch_of_two_ranks(tuning_of):
     assert not plan.invalid
 
 
+def test_layouts_are_tried_of_sgd_too(tuning_of):
+    """Which has no state to distribute: with a distributed optimizer, no layout is legal."""
+    sgd = "optimizer: {name: sgd}\nparallel: {distributed_optimizer: false}\n"
+    plan, _ = tuning_of(f"{TWO}{sgd}tune: {{settings: 100}}\n")
+    assert {"mbs1", "mbs4", "tp2-sp-mbs8", "pp2-mbs2-recompute"} <= {run.name for run in plan.runs}
+    assert not any("parallel.distributed_optimizer" in run.values for run in plan.runs)
+
+
 def test_a_setting_says_how_it_differs_from_the_users_run(tuning_of):
     plan, _ = tuning_of("resources: {gpus_per_node: 4}\nparallel: {tp: 2, sp: true}\ntune: {settings: 100}\n")
     assert plan.runs[0].name == "tp2-sp-mbs1"

@@ -90,7 +90,10 @@ def _plain(f: Facts) -> Layout:
     it."""
     sizes = {axis.name: axis.default for axis in AXES}
     world = f.cluster.nodes * f.cluster.gpus_per_node
-    return dataclasses.replace(f.layout, world_size=world, **sizes, sp=False, fsdp="none", distributed_optimizer=True)
+    sharded = f.training.optimizer != "sgd"  # which has no state to distribute
+    return dataclasses.replace(
+        f.layout, world_size=world, **sizes, sp=False, fsdp="none", distributed_optimizer=sharded
+    )
 
 
 def candidates(f: Facts, shortest: int = 4096) -> Iterator[Facts]:
