@@ -1,13 +1,17 @@
 """What `snakemake tune` tries: every legal setting of a run, in an experiment of its own."""
 
+import functools
 from dataclasses import asdict
 
 import pytest
+import yaml
 
-from megaboa.config import ConfigError, load
+from megaboa.config import ConfigError, keys, load
 from megaboa.plan import make_plan, proof, specifications, trials
+from megaboa.plan.quantities import overlay
 from megaboa.plan.shared import Shared
-from megaboa.records import Preflight, RunCheck, write
+from megaboa.records import Preflight, RunCheck, Tried, Tuning, write
+from megaboa.run import trials as run_trials
 
 TWO = "resources: {gpus_per_node: 2}\n"
 H100 = "device: cuda\nresources: {gpus_per_node: 8, gpu: h100-80g}\n"
@@ -135,6 +139,43 @@ def test_a_plan_without_tuning_has_no_such_specification(plan_of):
 def test_the_job_knows_where_the_winners_keys_belong(tuning_of, sweep, place):
     spec = specifications.tune(Shared(tuning_of(f"{TWO}{sweep}tune: {{settings: 2}}\n")[0]))
     assert (spec.swept, spec.run == "a") == (place, place == "runs")
+
+
+def wins(spec, setting) -> Tuning:
+    row = Tried(setting=setting, state="measured", trials=1, seconds=1.0)
+    given = {"confidence": 1.0, "tolerance": 0.03, "noise": 0.01, "rounds": 1, "trials": 1, "minutes": 1.0}
+    return Tuning(winner=setting.name, settings=(row,), ended="confident", **given)
+
+
+@pytest.mark.parametrize("sweep", ["", "sweep: {runs: {a: {model: dense}, b: {model: dense-2.5}}}\n"])
+@pytest.mark.parametrize(
+    "also",
+    [
+        "training.precision: [bf16_mixed, fp32]",
+        "model: [dense, dense-2.5]",
+        "models.dense.config.num_hidden_layers: [2, 4]",
+        "models.dense-2.5.config.num_hidden_layers: [2, 4]",
+        "recovery.stragglers.factor: [2.0]",
+        "overrides.model.cp_comm_type: [p2p, a2a]",
+    ],
+)
+def test_whichever_setting_wins_its_file_can_be_given_after_the_users_own(tuning_of, loaded_of, tmp_path, sweep, also):
+    dense = loaded_of("", {"training.train_iters": 1}).raw["models"]["dense"]
+    models = yaml.safe_dump({"model": "dense", "models": {"dense-2.5": dense}})
+    plan, _ = tuning_of(f"{TWO}{models}{sweep}tune: {{settings: 200, also: {{{also}}}}}\n")
+    spec = specifications.tune(Shared(plan))
+    own = [tmp_path / "small.yaml", tmp_path / "more.yaml"]
+    name, tried = also.split(":")[0], set()
+    for setting in (spec.settings[0], *(one for one in spec.settings if name in one.values)):
+        (tmp_path / "winner.yaml").write_text(run_trials.yaml(wins(spec, setting), spec))
+        loaded = load([*own, tmp_path / "winner.yaml"], {"training.train_iters": 100})
+        assert make_plan(loaded, tmp_path, only=(spec.run,))[spec.run]
+        tree = overlay(loaded.raw, proof.chosen(loaded, "tune", spec.run).values)
+        for key, value in setting.values.items():
+            path = keys.split(key, {"models": ["dense", "dense-2.5"]})
+            assert functools.reduce(dict.__getitem__, path, tree) == value
+            tried.add(key)
+    assert {name, "parallel.tp"} <= tried
 
 
 @pytest.mark.parametrize(

@@ -224,6 +224,7 @@ def tune(shared: Shared) -> TuneSpec:
     return TuneSpec(
         run=wanted.trials_of or "",
         swept=wanted.swept,
+        models=tuple(shared.plan.experiment.models),
         own=settings[0].name,
         settings=tuple(settings),
         steps=end - begin + 1,

@@ -24,6 +24,7 @@ class TuneSpec(Record):
 
     run: str = ""  # the user's run
     swept: Literal["no", "runs", "grid"] = "no"  # what of the user's sweep makes it
+    models: tuple[str, ...] = ()  # of the experiment: their names may have dots, as keys have
     own: str  # its setting
     settings: tuple[Setting, ...]
     steps: int

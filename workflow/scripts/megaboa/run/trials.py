@@ -322,25 +322,45 @@ UNCHANGED = "as it is"
 
 
 def yaml(tuning: Tuning, spec: TuneSpec) -> str:
-    """The winner's keys, in a file that can be added to the experiment's."""
+    """The winner's keys, in a file that can be given after the experiment's own."""
     found = next((row for row in tuning.settings if row.setting.name == tuning.winner), None)
     lines = [f"# {sentence}" for sentence in conclusion(tuning)]
     values = found.setting.values if found else {}
-    if found and not values:
-        lines.append("# it is the run as it is: there is nothing to change")
-    if values and spec.swept == "runs":  # only this run's: others keep theirs
-        return "\n".join([*lines, "sweep:", "  runs:", f"    {spec.run}: {{{_listed(values)}}}"]) + "\n"
-    if values and spec.swept == "grid":
+    if not values:
+        lines += ["# it is the run as it is: there is nothing to change"] if found else []
+        return "\n".join([*lines, "{}"]) + "\n"  # Snakemake and the experiment's loader refuse a file of comments
+    if spec.swept == "runs":  # only this run's: others keep theirs
+        own = _flow({key: json.dumps(value) for key, value in values.items()})
+        return "\n".join([*lines, "sweep:", "  runs:", f"    {spec.run}: {own}"]) + "\n"
+    if spec.swept == "grid":
         lines.append("# the sweep's own values win over these: list the run with both below sweep.runs")
-    sections: dict[str, dict[str, Any]] = {}
+    sections: Tree = {}
     for key, value in values.items():
-        section, _, name = key.partition(".")
-        sections.setdefault(section, {})[name] = value
-    return "\n".join([*lines, *(f"{section}: {{{_listed(own)}}}" for section, own in sections.items())]) + "\n"
+        *parents, name = _path(key, spec.models)
+        branch = sections
+        for part in parents:
+            branch = branch.setdefault(part, {})
+        branch[name] = json.dumps(value)
+    return "\n".join([*lines, *(f"{section}: {_flow(own)}" for section, own in sections.items())]) + "\n"
 
 
-def _listed(values: Tree) -> str:
-    return ", ".join(f"{name}: {json.dumps(value)}" for name, value in values.items())
+def _path(key: str, models: Sequence[str]) -> list[str]:
+    """A dotted key's place in the experiment's file. Keys of `overrides` keep their dots, and so do models' names."""
+    section, _, rest = key.partition(".")
+    if section == "overrides":
+        return [section, rest]
+    named = [model for model in models if section == "models" and rest.startswith(f"{model}.")]
+    if named:
+        model = max(named, key=len)
+        return [section, model, *rest.removeprefix(f"{model}.").split(".")]
+    return key.split(".")
+
+
+def _flow(tree: Tree | str) -> str:
+    """A tree on one line; its leaves are JSON already."""
+    if isinstance(tree, str):
+        return tree
+    return f"{{{', '.join(f'{name}: {_flow(value)}' for name, value in tree.items())}}}"
 
 
 def conclusion(tuning: Tuning) -> list[str]:
