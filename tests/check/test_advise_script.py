@@ -51,6 +51,25 @@ def test_what_it_cannot_know_is_asked_for(tmp_path):
     assert "--top: -2 is not a whole number" in advise(tmp_path, "--top", "-2", code=2)
 
 
+@pytest.mark.parametrize(
+    ("section", "name", "value", "more"),
+    [
+        ("training", "global_batch_size", "dp * 16", ""),
+        ("training", "seq_length", "cp * 4096", ""),
+        ("resources", "nodes", "tp * 2", ", or given by --nodes"),
+        ("resources", "gpus_per_node", "tp * 4", ""),
+    ],
+)
+def test_expressions_that_depend_on_a_layout_are_refused_by_their_key(
+    tmp_path, monkeypatch, section, name, value, more
+):
+    monkeypatch.setitem(EXPERIMENT, section, {**EXPERIMENT[section], name: value})
+    said = advise(tmp_path, code=1)
+    assert said == f"my.yaml: {section}.{name}: {value!r} is an expression: it must be a number here{more}\n"
+    if name == "nodes":
+        assert "resources.nodes: 2" in advise(tmp_path, "--nodes", "2", "--top", "1")
+
+
 RECOMPUTE = {"granularity": "full", "method": "uniform", "num_layers": 1}
 
 

@@ -26,7 +26,7 @@ def main(words: list[str]) -> int:
     arguments = parser.parse_args(words)
     try:
         experiment = load(arguments.experiment).experiment
-        own = alone(experiment, arguments.model)
+        own = alone(experiment, arguments.model, arguments.nodes)
         known = calibration.of(arguments.gpu or own.cluster.gpu)
     except LookupError as error:
         print(f"{' '.join(arguments.experiment)}: {error}", file=sys.stderr)

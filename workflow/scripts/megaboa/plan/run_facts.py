@@ -200,9 +200,9 @@ def _sparse_layers(c: Tree) -> tuple[bool, ...] | None:
     return None if all(sparse) else sparse
 
 
-def alone(config: Experiment, name: str | None) -> Facts:
+def alone(config: Experiment, name: str | None, nodes: int | None = None) -> Facts:
     """A model's facts with the experiment's own layout, without its sweep and length; raises LookupError if the
-    experiment alone doesn't determine them."""
+    experiment alone doesn't determine them. `nodes`: if they are chosen elsewhere."""
     chosen = name or config.model or (next(iter(config.models)) if len(config.models) == 1 else None)
     if chosen is None:
         raise LookupError(f"models: which of {', '.join(config.models)}? Name it with --model")
@@ -212,19 +212,27 @@ def alone(config: Experiment, name: str | None) -> Facts:
     hf_config = hf_config_of(model.model_dump())
     if hf_config is None:
         raise LookupError(f"models.{chosen}: only an inline config or that of a Hugging Face folder can be read here")
-    sizes = (training.global_batch_size, training.seq_length)
-    if not all(isinstance(size, int) for size in sizes):
-        raise LookupError("training.global_batch_size and seq_length must be numbers here, not expressions")
     facts = Training(
-        gbs=sizes[0],
+        gbs=training.global_batch_size,
         mbs=training.micro_batch_size,
-        seq_length=sizes[1],
+        seq_length=training.seq_length,
         task=config.task,
         precision=training.precision,
         optimizer=config.optimizer.name,
         **tasks.facts(config),
     )
-    return _of_config(config, chosen, hf_config, asked.nodes * asked.gpus_per_node, facts)
+    needed = {
+        "training.global_batch_size": facts.gbs,
+        "training.seq_length": facts.seq_length,
+        "tuning.rank": facts.adapter_rank,
+        "resources.nodes": nodes or asked.nodes,
+        "resources.gpus_per_node": asked.gpus_per_node,
+    }
+    for key, value in needed.items():
+        if isinstance(value, str):
+            instead = ", or given by --nodes" if key == "resources.nodes" else ""
+            raise LookupError(f"{key}: {value!r} is an expression: it must be a number here{instead}")
+    return _of_config(config, chosen, hf_config, (nodes or asked.nodes) * asked.gpus_per_node, facts)
 
 
 def hf_config_of(model: Tree) -> Tree | None:
