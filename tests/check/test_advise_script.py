@@ -93,23 +93,26 @@ RECOMPUTE = {"granularity": "full", "method": "uniform", "num_layers": 1}
         ),
         ({}, ("--nodes", "4")),
         ({}, ("--gpu", "h200-141g")),
+        ({"device": "cpu"}, ("--gpu", "h200-141g")),
+        ({"device": "auto"}, ()),
         ({"models": {"other": {"recipe": "llama32_1b_pretrain_config", "tokenizer": "bpe"}}}, ("--model", "llama")),
     ],
 )
 def test_the_pasted_sweep_is_planned_as_it_was_advised(tmp_path, monkeypatch, own, arguments):
     base = copy.deepcopy(EXPERIMENT)
     for section, values in own.items():
-        base[section] = {**base.get(section, {}), **values}
+        base[section] = {**base.get(section, {}), **values} if isinstance(values, dict) else values
     monkeypatch.setitem(globals(), "EXPERIMENT", base)
     output = advise(tmp_path, "--top", "5", *arguments)
-    pasted = yaml.safe_load(output[output.index("sweep:") :])
+    pasted = yaml.safe_load(output.split("\n\n", 1)[1])
     (tmp_path / "pasted.yaml").write_text(yaml.safe_dump(base | pasted, sort_keys=False))
     plan = make_plan(load([tmp_path / "pasted.yaml"]), tmp_path)
     assert len(plan.runs) == 5 and not plan.invalid
     facts = alone(load([tmp_path / "my.yaml"]).experiment, "llama")
     nodes = int(arguments[1]) if "--nodes" in arguments else 1
     cluster = plan.runs[0].facts.cluster
-    assert (cluster.nodes, cluster.gpu) == (nodes, arguments[1] if "--gpu" in arguments else "h100-80g")
+    gpu = arguments[1] if "--gpu" in arguments else "h100-80g"
+    assert (cluster.device, cluster.nodes, cluster.gpu) == ("cuda", nodes, gpu)
     advised = adviser.advise(dataclasses.replace(facts, cluster=cluster), 5)
     for run, promised in zip(plan.runs, advised, strict=True):
         assert run.name == promised.name
@@ -130,5 +133,8 @@ def test_fp32_has_no_predicted_times(tmp_path, monkeypatch):
 
 def test_a_gpu_is_named_with_its_memory(tmp_path, monkeypatch):
     assert advise(tmp_path, "--gpu", "h200", code=1).endswith("with its memory: for example --gpu h200-141g\n")
+    assert advise(tmp_path, "--gpu", "l40s", code=1).endswith("with its memory: for example --gpu l40s-48g\n")
+    misspelt = advise(tmp_path, "--gpu", "H100-80g", code=1)
+    assert misspelt.endswith("for example --gpu h100-80g\n"), "a calibration can't have this name"
     monkeypatch.delitem(EXPERIMENT["resources"], "gpu")
     assert advise(tmp_path, code=1) == "--gpu is missing: for example --gpu h100-80g\n"

@@ -152,7 +152,9 @@ def differences(facts: Facts, own: Facts) -> Tree:
 def yaml(found: list[Advice], own: Facts, model: str | None = None) -> str:
     """A sweep over the layouts, to be pasted into the experiment that `own` is from. `model`: its name, if the
     experiment doesn't choose one itself."""
-    lines = ["sweep:", "  runs:"]
+    # All runs of an experiment share the device: it can't be a key of the sweep.
+    lines = ["device: cuda", ""] if own.cluster.device != "cuda" else []
+    lines += ["sweep:", "  runs:"]
     for one in found:
         # Every run of a sweep needs a key: the micro-batch is always there.
         keys = {"model": model} if model else {}
