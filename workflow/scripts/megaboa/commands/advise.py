@@ -5,6 +5,7 @@ Model, batch, sequence length, precision, nodes and GPUs come from the experimen
 
 import argparse
 import dataclasses
+import re
 import sys
 
 from megaboa import commands, peaks
@@ -13,7 +14,7 @@ from megaboa.config import load
 from megaboa.config.problems import nearest
 from megaboa.plan.run_facts import alone
 
-EXAMPLES = tuple(one.example for one in peaks.GPUS if one.like is None)  # those with a calibration
+EXAMPLES = tuple(one.example for one in peaks.GPUS)
 
 
 def main(words: list[str]) -> int:
@@ -54,8 +55,9 @@ def _at_least_one(text: str) -> int:
 
 def _problem(gpu: str | None) -> str:
     """Why there is no prediction for a GPU, and what to write instead."""
-    example = f"for example --gpu {nearest(gpu or '', EXAMPLES) or peaks.BY_KIND['h100'].example}"
+    known = peaks.of(gpu)
+    example = known.example if known else nearest((gpu or "").lower(), EXAMPLES) or peaks.BY_KIND["h100"].example
     if gpu is None:
-        return f"--gpu is missing: {example}"
-    named = f"--gpu: {gpu!r} is not one of {', '.join(peaks.KINDS)} with its memory: {example}"
-    return named if calibration.of(gpu) else f"{named}; or measure it with `megaboa calibrate`"
+        return f"--gpu is missing: for example --gpu {example}"
+    text = f"--gpu: {gpu!r} is not one of {', '.join(peaks.KINDS)} with its memory: for example --gpu {example}"
+    return f"{text}; or measure it with `megaboa calibrate`" if re.match(peaks.NAME, gpu) else text
