@@ -10,21 +10,17 @@ from itertools import product
 from typing import Any
 
 from megaboa.check import calibration, fit, memory, speed, table
-from megaboa.check.facts import Facts
+from megaboa.check.facts import Facts, of_key, with_keys
 from megaboa.check.memory import GIB
 from megaboa.formats import counted
 from megaboa.layout import AXES, NAMES, Layout, words
 from megaboa.records import Calibration, Tree
 
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
-RECOMPUTE = {  # keys -> facts
-    "overrides.model.recompute_granularity": "recompute",
-    "overrides.model.recompute_method": "recompute_method",
-    "overrides.model.recompute_num_layers": "recompute_layers",
-}
-LAYOUT = (*NAMES, "sp", "fsdp", "distributed_optimizer")
-SEARCHED = (*(f"parallel.{name}" for name in LAYOUT), "training.micro_batch_size", *RECOMPUTE)  # keys of candidates
-FULL = {"recompute": "full", "recompute_method": "uniform", "recompute_layers": 1}
+SEARCHED = (  # keys of candidates
+    *(f"parallel.{name}" for name in (*NAMES, "sp", "fsdp", "distributed_optimizer")),
+    *("training.micro_batch_size", *fit.RECOMPUTED),
+)
 MOST_NODES = 64  # times the nodes that were asked for, tried where nothing fits
 
 
@@ -113,9 +109,8 @@ def candidates(f: Facts, shortest: int = 4096) -> Iterator[Facts]:
 
 def _filled(f: Facts) -> Iterator[Facts]:
     """The layout with every micro-batch size that divides the batch, with and without recomputation."""
-    for mbs, kernels in product(MICRO_BATCHES, (dict.fromkeys(RECOMPUTE.values()), FULL)):
-        training = dataclasses.replace(f.training, mbs=mbs)
-        found = dataclasses.replace(f, training=training, kernels=dataclasses.replace(f.kernels, **kernels))
+    for mbs, recomputed in product(MICRO_BATCHES, (dict.fromkeys(fit.RECOMPUTED), fit.RECOMPUTED)):
+        found = with_keys(f, {"training.micro_batch_size": mbs, **recomputed})
         if found.microbatches and table.is_legal(found):
             yield found
 
@@ -132,17 +127,7 @@ def _interleaved(layers: int, pp: int) -> list[int | None]:
 
 def differences(facts: Facts, own: Facts) -> Tree:
     """The keys of the experiment in which a setting differs from the user's run."""
-    found: Tree = {}
-    for name in LAYOUT:
-        value = getattr(facts.layout, name)
-        if value != getattr(own.layout, name):
-            found[f"parallel.{name}"] = value
-    if facts.training.mbs != own.training.mbs:
-        found["training.micro_batch_size"] = facts.training.mbs
-    for key, name in RECOMPUTE.items():
-        value = getattr(facts.kernels, name)
-        if value != getattr(own.kernels, name):
-            found[key] = value
+    found = {key: value for key in SEARCHED if (value := of_key(facts, key)) != of_key(own, key)}
     for name in ("nodes", "gpu"):
         if getattr(facts.cluster, name) != getattr(own.cluster, name):
             found[f"resources.{name}"] = getattr(facts.cluster, name)

@@ -344,6 +344,11 @@ FIELDS: dict[str, str] = {
     "kernels.fp32_gradients": "mixed_precision.grad_reduce_in_fp32",
     "kernels.gradient_fusion": "model.gradient_accumulation_fusion",
 }
+# The fact that a key of the experiment file is, overrides among them.
+FACTS: dict[str, str] = {
+    **{key: fact for fact, key in KEYS.items()},
+    **{f"overrides.{field}": fact for fact, field in FIELDS.items()},
+}
 # Facts whose field is overwritten by a section of Bridge's before training, even if the section has None (its default).
 OVERWRITTEN = {"kernels.expert_overlap": "comm_overlap.overlap_moe_expert_parallel_comm"}
 # The same, with a distributed optimizer only.
@@ -355,16 +360,30 @@ OVERWRITTEN_IN_SHARDS = {
 
 def overlay(facts: Facts, value_of: Callable[[str], Any], known: Callable[[str], bool]) -> Facts:
     """Facts updated with all fields that are known."""
-    changed: dict[str, Tree] = {}
     switch = FIELDS["layout.distributed_optimizer"]
     in_shards = value_of(switch) if known(switch) else facts.layout.distributed_optimizer
     overwritten = OVERWRITTEN | (OVERWRITTEN_IN_SHARDS if in_shards else {})
-    for fact, where in (*FIELDS.items(), *overwritten.items()):
-        if known(where):
-            section, name = fact.split(".")
-            changed.setdefault(section, {})[name] = _plain(name, value_of(where), facts)
-    sections = {name: dataclasses.replace(getattr(facts, name), **values) for name, values in changed.items()}
-    return dataclasses.replace(facts, **sections)
+    fields = [(fact, where) for fact, where in (*FIELDS.items(), *overwritten.items()) if known(where)]
+    return _replaced(facts, {fact: _plain(fact.split(".")[1], value_of(where), facts) for fact, where in fields})
+
+
+def with_keys(facts: Facts, values: Tree) -> Facts:
+    """Facts with these keys of the experiment file changed, whose values are as facts have them."""
+    return _replaced(facts, {FACTS[key]: value for key, value in values.items()})
+
+
+def of_key(facts: Facts, key: str) -> Any:
+    section, name = FACTS[key].split(".")
+    return getattr(getattr(facts, section), name)
+
+
+def _replaced(facts: Facts, values: Tree) -> Facts:
+    sections: dict[str, Tree] = {}
+    for fact, value in values.items():
+        section, name = fact.split(".")
+        sections.setdefault(section, {})[name] = value
+    changed = {name: dataclasses.replace(getattr(facts, name), **own) for name, own in sections.items()}
+    return dataclasses.replace(facts, **changed)
 
 
 def with_overrides(facts: Facts, overrides: Tree) -> Facts:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from megaboa import peaks
 from megaboa.check import calibration, memory
-from megaboa.check.facts import Facts
+from megaboa.check.facts import Facts, of_key, with_keys
 from megaboa.check.memory import GIB
 from megaboa.check.rule import Broken, warning
 from megaboa.records import Tree
@@ -17,6 +16,11 @@ from megaboa.records import Tree
 USABLE = 0.99  # share of the nominal GiB: an H100 of 80 has 79.6, an H200 of 141 has 139.8
 CALIBRATED = 0.05  # stated for models like those that were measured
 DENSE = 0.07  # none of 31 dense runs on B200s reserved more (benchmarks/measured/simumax-b200.csv)
+RECOMPUTED = {  # everything but the layers' inputs
+    "overrides.model.recompute_granularity": "full",
+    "overrides.model.recompute_method": "uniform",
+    "overrides.model.recompute_num_layers": 1,
+}
 SELECTIVE = {
     "dense": ("layernorm", "mlp"),
     "moe": ("layernorm", "moe_act", "shared_experts"),
@@ -131,15 +135,15 @@ def changes(f: Facts) -> Iterator[Change]:
     wider = list(_more_expert_ranks(f))
     for spread in wider:
         yield _change(f, {**smallest, **spread}, "tokens are sent to experts")
-    full = {
-        "overrides.model.recompute_granularity": "full",
-        "overrides.model.recompute_method": "uniform",
-        "overrides.model.recompute_num_layers": 1,
-    }
-    yield _change(f, {**smallest, **full}, "a third more calculation")
+    yield _change(f, {**smallest, **RECOMPUTED}, "a third more calculation")
     for spread in wider:
-        yield _change(f, {**smallest, **full, **spread}, "tokens are sent to experts, and a third more calculation")
-    for recomputed, price in (({}, "more communication"), (full, "more communication, and a third more calculation")):
+        yield _change(
+            f, {**smallest, **RECOMPUTED, **spread}, "tokens are sent to experts, and a third more calculation"
+        )
+    for recomputed, price in (
+        ({}, "more communication"),
+        (RECOMPUTED, "more communication, and a third more calculation"),
+    ):
         for spread in (*reversed(wider), {}):  # tensor ranks make small products of small experts even smaller
             yield from _splits(f, {**smallest, **recomputed, **spread}, price)
 
@@ -175,34 +179,9 @@ def _splits(f: Facts, given: Tree, price: str) -> Iterator[Change]:
             yield _change(f, {**given, **wide}, price)
 
 
-FACTS = {  # keys of changes -> facts that they change
-    "parallel.distributed_optimizer": "layout.distributed_optimizer",
-    "parallel.sp": "layout.sp",
-    "parallel.tp": "layout.tp",
-    "parallel.pp": "layout.pp",
-    "parallel.ep": "layout.ep",
-    "training.micro_batch_size": "training.mbs",
-    "overrides.model.bias_activation_fusion": "kernels.fused_activation",
-    "overrides.model.recompute_granularity": "kernels.recompute",
-    "overrides.model.recompute_method": "kernels.recompute_method",
-    "overrides.model.recompute_num_layers": "kernels.recompute_layers",
-    "overrides.model.recompute_modules": "kernels.recompute_modules",
-}
-
-
 def _change(f: Facts, values: Tree, price: str) -> Change:
-    changed = f
-    for key, value in values.items():
-        section, name = FACTS[key].split(".")
-        part = dataclasses.replace(getattr(changed, section), **{name: value})
-        changed = dataclasses.replace(changed, **{section: part})
-    same = {key: value for key, value in values.items() if _fact(f, key) == value}
-    return Change({key: value for key, value in values.items() if key not in same}, price, changed)
-
-
-def _fact(f: Facts, key: str) -> Any:
-    section, name = FACTS[key].split(".")
-    return getattr(getattr(f, section), name)
+    told = {key: value for key, value in values.items() if of_key(f, key) != value}
+    return Change(told, price, with_keys(f, values))
 
 
 def _shown(value: Any) -> str:
