@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import made
 import pytest
 from ordinary_user import as_ordinary_user
 
+from megaboa.check import costs
+from megaboa.check.facts import with_overrides
 from megaboa.config import ConfigError, LoadedExperiment, load
 from megaboa.plan import Plan, make_plan
+from megaboa.plan.planner import with_costs
 from megaboa.records import AgreementSpec, LossSpike, plain, write
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -631,3 +635,24 @@ def test_a_store_that_can_not_be_is_refused(
     Path("dead").symlink_to("nowhere")
     with pytest.raises(ConfigError, match=f"store: {tmp_path / given.partition('/')[0]} is a .*: name a folder, or"):
         plan_of(**{"training.train_iters": 10, "store": given})
+
+
+def test_runs_that_cost_the_same_are_predicted_once(plan_of: PlanOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each call plans all runs, and a third of 600 runs' plan was their predictions."""
+    predicted = []
+    of_run = costs.of_run
+    monkeypatch.setattr(costs, "of_run", lambda f, **more: predicted.append(f) or of_run(f, **more))
+    grid = "grid: {training.seed: [1, 2], parallel.tp: [1, 2]}"
+    runs = "runs: {a: {optimizer.lr: 0.1}, b: {optimizer.lr: 0.2, resources.step_seconds: 2}, c: {optimizer.lr: 0.3}}"
+    gpus = "device: cuda\nresources: {gpus_per_node: 2, gpu: h200-141g}\n"
+    plan = plan_of(f"{gpus}sweep: {{{grid}, {runs}}}\n")
+    assert (len(plan.runs), len(predicted)) == (12, 4)
+    assert len({run.costs.step_seconds for run in plan.runs}) == 3
+
+
+def test_facts_with_a_list_have_costs(plan_of: PlanOf, tmp_path: Path) -> None:
+    """They have no hash."""
+    plan = plan_of()
+    (run,) = plan.runs
+    growing = replace(run, facts=with_overrides(run.facts, {"train.rampup_batch_size": [2, 2, 8]}))
+    assert with_costs([growing], (), plan.experiment.budget, tmp_path)[0].costs == run.costs

@@ -229,14 +229,17 @@ def with_costs(runs: Collection[Run], exports: Collection[str], budget: Budget, 
     is_limited = budget.gpu_hours is not None or budget.disk is not None
     earlier = costs.history(results) if is_limited else None
 
+    found: dict[tuple[object, ...], costs.Costs | None] = {}
+
     def of(run: Run) -> costs.Costs | None:
-        return costs.of_run(
-            run.facts,
-            given=run.config.resources.step_seconds,
-            earlier=earlier.of(run.run, run.config.resources.gpu) if earlier else (None, None),
-            mfu=budget.mfu,
-            exported=run.name in exports,
-        )
+        given = run.config.resources.step_seconds
+        before = earlier.of(run.run, run.config.resources.gpu) if earlier else (None, None)
+        exported = run.name in exports
+        # Seeds and learning rates cost the same. Some models' configs have lists, so that their facts have no hash.
+        key = (repr(run.facts), given, before, exported)
+        if key not in found:
+            found[key] = costs.of_run(run.facts, given=given, earlier=before, mfu=budget.mfu, exported=exported)
+        return found[key]
 
     timed = [replace(run, costs=of(run)) for run in runs]
     return [replace(run, row={**run.row, "jobs": run.jobs}) for run in timed]
