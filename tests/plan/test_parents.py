@@ -243,7 +243,7 @@ def test_another_layout_needs_a_checkpoint_that_was_saved_for_it(plan_of: PlanOf
 
 
 @pytest.mark.parametrize("size", ["vpp: 1", "tp: 1", "etp: 1"])
-def test_the_same_layout_written_out_is_no_other_one(plan_of: PlanOf, trained: Callable[..., Plan], size: str) -> None:
+def test_writing_a_layout_out_does_not_change_it(plan_of: PlanOf, trained: Callable[..., Plan], size: str) -> None:
     trained(whole=False)
     plan = plan_of(f"continue_from: old/base@10\nparallel: {{{size}}}\n", **SAVES)
     assert plan.runs[0].run.parent.iteration == 10

@@ -42,8 +42,7 @@ UNREACHABLE = (
 @dataclass(frozen=True)
 class End:
     """A cause of an attempt's end. `noun`: its name for people. `action`: the default response. `trouble`: the doctor's
-    class, unless logs are more specific. `patterns`: of log
-    lines."""
+    class, unless logs are more specific. `patterns`: of log lines."""
 
     noun: str
     action: Action
