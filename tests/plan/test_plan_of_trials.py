@@ -185,6 +185,10 @@ def test_whichever_setting_wins_its_file_can_be_given_after_the_users_own(tuning
         ("training.precision: [nope]", r"more.yaml:2: tune.also.training.precision: .*nope"),
         ("parallel.tp: [1, 2]", r"more.yaml:2: tune.also.parallel.tp: is what the search itself varies: remove it"),
         ("overrides.model.recompute_granularity: [null, full]", "tune.also.overrides.model.rec.* the search itself"),
+        (
+            "overrides.model.recompute_modules: [[core_attn]]",
+            "recompute_modules: says nothing without recompute_granularity, which the search itself varies: remove it",
+        ),
         ("resources.nodes: [1, 2]", r"tune.also.resources.nodes: can't be tried: all trials share one job"),
     ],
 )
@@ -198,6 +202,10 @@ def test_mistakes_in_further_keys_name_the_users_file(tuning_of, also, message):
     ("text", "message"),
     [
         ("tune: {run: other}\n", r"tune\.run"),
+        (
+            "tune: {run: run-seed1}\nreport: {agreements: [{reference: run, runs: [], seeds: 1}]}\n",
+            "more.yaml:1: tune.run: the run 'run-seed1' repeats 'run' for report.agreements, and is as fast: name that",
+        ),
         (RECIPE, "has not read the run 'run' as it is now: call `snakemake preflight` first"),
         ("tune: {confidence: 1.5}\n", r"tune\.confidence"),
     ],

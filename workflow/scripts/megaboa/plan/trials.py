@@ -46,6 +46,11 @@ class Option:
 def experiment(loaded: LoadedExperiment, results: Path | str = "results") -> tuple[Tree, list[str]]:
     """The experiment's tree, and sentences about it. Raises ConfigError if there is nothing to try."""
     choice = proof.chosen(loaded, "tune", loaded.experiment.tune.run)
+    if choice.reference is not None:  # its keys have no place in the experiment's file
+        message = (
+            f"the run {choice.name!r} repeats {choice.reference!r} for report.agreements, and is as fast: name that"
+        )
+        raise ConfigError([loaded.problem(("tune", "run"), message)])
     run = next((one for one in make_plan(loaded, results, only=(choice.name,)).runs if one.name == choice.name), None)
     if run is None:
         raise ConfigError([loaded.problem(("tune", "run"), f"the run {choice.name!r} is not legal itself")])
@@ -149,6 +154,8 @@ def _check(loaded: LoadedExperiment, also: Collection[str]) -> None:
     for key in also:
         if key in adviser.SEARCHED:
             message = "is what the search itself varies: remove it"
+        elif key == "overrides.model.recompute_modules":
+            message = "says nothing without recompute_granularity, which the search itself varies: remove it"
         elif key.startswith("resources."):
             message = "can't be tried: all trials share one job with the run's nodes: remove it"
         else:
