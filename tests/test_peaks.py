@@ -38,6 +38,25 @@ def test_both_names_mean_the_same_gpu(gpu):
     assert of(gpu.example) is gpu and kind_of(f"NVIDIA {gpu.word}") == gpu.kind and re.match(NAME, gpu.example)
 
 
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("NVIDIA GeForce RTX 4090", "rtx4090"),
+        ("NVIDIA GeForce GTX 1080 Ti", "gtx1080"),
+        ("NVIDIA RTX 6000 Ada Generation", "rtx6000"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtxpro6000"),
+        ("NVIDIA RTX A6000", "a6000"),
+        ("NVIDIA A10G", "a10g"),
+        ("Tesla P100-PCIE-16GB", "p100"),
+        ("AMD Instinct MI300X", "mi300x"),
+        ("NVIDIA TITAN V", "titanv0"),
+    ],
+)
+def test_a_gpu_that_is_not_listed_can_be_named_in_resources(name, kind):
+    """Else nothing would read the calibration that is written for it."""
+    assert kind_of(name) == kind and re.match(NAME, f"{kind}-1g")
+
+
 @pytest.mark.parametrize("gpu", GPUS, ids=KINDS)
 def test_a_gpu_has_a_calibration_or_is_like_one_that_has(gpu):
     assert (calibration.SHIPPED / f"{gpu.like or gpu.kind}.json").exists()

@@ -103,10 +103,13 @@ def peak_of(gpu: str | None) -> tuple[float, str] | None:
 
 
 def kind_of(gpu: str) -> str:
-    """The word for a GPU in `resources.gpu`: h200 for "NVIDIA H200"."""
+    """The word for a GPU in `resources.gpu`: h200 for "NVIDIA H200", rtx4090 for "NVIDIA GeForce RTX 4090"."""
     if found := _of_torch(gpu):
         return found.kind
-    return next((word for word in gpu.split() if re.search(r"\d", word)), gpu).split()[0].lower()
+    plain = gpu.removeprefix("NVIDIA ")
+    if words := re.search(r"\b(?:[A-Za-z]+|(?:[A-Z]+ )+)\d+[A-Za-z]*", plain):
+        return words[0].replace(" ", "").lower()
+    return re.sub("[^a-z]", "", plain.lower()) + "0"  # a kind ends with a number: titanv0 for "NVIDIA TITAN V"
 
 
 def memory_gib(gpu: str | None) -> float | None:

@@ -85,7 +85,8 @@ def gpu_is_known(f: Facts) -> Broken | None:
     kind = gpu.split("-")[0]
     known = ", ".join(peaks.KINDS)
     text = f"nothing is known of {kind}, so that its step times and costs can't be predicted; known are {known}"
-    return warning("resources.gpu", f"{text}; `megaboa calibrate` on such a GPU writes calibrations/{kind}.json")
+    file = f"calibrations/{kind}.json, or says what else the GPU is called here"
+    return warning("resources.gpu", f"{text}; `megaboa calibrate` on such a GPU writes {file}")
 
 
 def may_not_fit(f: Facts, need: float) -> bool:

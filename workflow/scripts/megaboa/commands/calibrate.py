@@ -122,7 +122,8 @@ def _rank(arguments: argparse.Namespace) -> int:
         path = arguments.out or calibration.FOLDER / f"{measured.gpu}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         records.write(path, measured)
-        print(f"{calibrating.told(measured)}\n\nwritten: {path}")
+        named = f", for resources.gpu: {measured.gpu}-<GB of memory>g" if is_gpu else ""
+        print(f"{calibrating.told(measured)}\n\nwritten: {path}{named}")
     dist.barrier()
     dist.destroy_process_group()
     return 0
