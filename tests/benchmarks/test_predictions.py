@@ -132,7 +132,9 @@ def test_a_gpu_that_nobody_measured_is_scaled_and_says_so():
 @pytest.mark.parametrize(
     ("gpu", "measured", "bandwidth", "links"),
     [("h20-96g", "h100-80g", 4.0 / 3.35, 1.0), ("l40s-48g", "h100-80g", 0.864 / 3.35, 32 / 450),
-     ("a40-48g", "a100-80g", 0.696 / 2.039, 32 / 300), ("h800-80g", "h100-80g", 1.0, 200 / 450)],
+     ("a40-48g", "a100-80g", 0.696 / 2.039, 32 / 300), ("a100-40g", "a100-80g", 1.555 / 2.039, 1.0),
+     ("a100pcie-80g", "a100-80g", 1.935 / 2.039, 32 / 300), ("a100pcie-40g", "a100-80g", 1.555 / 2.039, 32 / 300),
+     ("h800-80g", "h100-80g", 1.0, 200 / 450)],
 )  # fmt: skip
 def test_memory_and_links_are_scaled_by_their_own_bandwidth(gpu, measured, bandwidth, links):
     """An H20 has a seventh of the operations and more memory bandwidth; an L40S has no NVLink."""

@@ -36,11 +36,12 @@ NVLINK_4_CUT = Interconnect("NVLink 4 with 8 links", 200.0)  # by the press: the
 class Gpu:
     """A kind of GPU by its maker's documents.
 
-    `word`: in PyTorch's name of it; in lower case and without spaces it begins `resources.gpu` (h100pcie-80g).
+    `word`: in PyTorch's name of it; in lower case, without spaces and memory, it begins `resources.gpu` (h100pcie-80g).
     `tflops`: dense bf16 (V100: fp16); with sparsity it would be twice as much. `bandwidth`: TB/s of its memory.
     `links`: of cards with NVLink bridges PCIe, which joins their pairs or quads. `gib`: in its name in `resources.gpu`;
-    some are made with other sizes too. `like`: the kind whose shipped calibration is scaled for this one; None: it has
-    its own. `usable`: share of the memory; ECC takes a sixteenth of GDDR6 (nvidia-smi: 46,068 of 49,152 MiB).
+    some are made with other sizes too, with a record each if its memory is slower. `like`: the kind whose shipped
+    calibration is scaled for this one; None: it has its own. `usable`: share of the memory; ECC takes a sixteenth of
+    GDDR6 (nvidia-smi: 46,068 of 49,152 MiB).
     """
 
     word: str
@@ -55,7 +56,7 @@ class Gpu:
 
     @property
     def kind(self) -> str:
-        return re.sub("[ -]", "", self.word).lower()
+        return re.sub(r"\d+GB|SXM4|[ -]", "", self.word).lower()
 
     @property
     def example(self) -> str:
@@ -76,20 +77,24 @@ GPUS = (  # the first whose word is in PyTorch's name is meant
     Gpu("H100", G.HOPPER, 989.4, 3.35, NVLINK_4, 80, "H100 data sheet, SXM"),
     Gpu("H800", G.HOPPER, 989.4, 3.35, NVLINK_4_CUT, 80, "as H100 SXM", like="h100"),
     Gpu("H20", G.HOPPER, 148.0, 4.0, NVLINK_4, 96, "H20 data sheet", like="h100"),
-    Gpu("A100", G.AMPERE, 312.0, 2.039, NVLINK_3, 80, "A100 data sheet"),
+    Gpu("A100-PCIE-40GB", G.AMPERE, 312.0, 1.555, PCIE_4, 40, "A100 data sheet, PCIe", like="a100"),
+    Gpu("A100 80GB PCIe", G.AMPERE, 312.0, 1.935, PCIE_4, 80, "A100 data sheet, PCIe", like="a100"),
+    Gpu("A100-SXM4-40GB", G.AMPERE, 312.0, 1.555, NVLINK_3, 40, "A100 data sheet, SXM", like="a100"),
+    Gpu("A100", G.AMPERE, 312.0, 2.039, NVLINK_3, 80, "A100 data sheet, SXM"),
     Gpu("A40", G.AMPERE, 149.7, 0.696, PCIE_4, 48, "A40 data sheet", like="a100", usable=15 / 16),
     Gpu("L40S", G.ADA, 362.05, 0.864, PCIE_4, 48, "L40S data sheet", like="h100", usable=15 / 16),
     Gpu("V100-PCIE", G.VOLTA, 112.0, 0.9, PCIE_3, 32, "V100 data sheet, PCIe", like="a100"),
     Gpu("V100", G.VOLTA, 125.0, 0.9, NVLINK_2, 32, "V100 data sheet", like="a100"),
 )
-BY_KIND = {gpu.kind: gpu for gpu in GPUS}
+BY_NAME = {gpu.example: gpu for gpu in GPUS}
+BY_KIND = {gpu.kind: gpu for gpu in GPUS}  # the last, which has the most memory
 KINDS = tuple(BY_KIND)
 NAME = r"^[a-z]+\d+[a-z]*-\d+g$"  # of `resources.gpu`
 
 
 def of(gpu: str | None) -> Gpu | None:
     """The kind of GPU that `resources.gpu` names; None if it isn't known."""
-    return BY_KIND.get((gpu or "").split("-")[0])
+    return BY_NAME.get(gpu or "") or BY_KIND.get((gpu or "").split("-")[0])
 
 
 def _of_torch(gpu: str | None) -> Gpu | None:

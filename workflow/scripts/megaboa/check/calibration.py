@@ -24,10 +24,11 @@ COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send
 def of(gpu: str | None) -> Calibration | None:
     """The calibration of a GPU named as in resources.gpu, such as h100-80g; None if nothing is known about it."""
     kind = (gpu or "").split("-")[0]
-    for path in (FOLDER / f"{kind}.json", SHIPPED / f"{kind}.json"):
+    known = peaks.of(gpu)
+    folders = (FOLDER,) if known and known.like else (FOLDER, SHIPPED)  # an a100-40g isn't the shipped a100-80g
+    for path in (folder / f"{kind}.json" for folder in folders):
         if path.exists():
             return _read(path, kind, path.stat().st_mtime_ns)
-    known = peaks.of(gpu)
     return _scaled(known) if known else None
 
 
@@ -124,7 +125,7 @@ def _laws(found: Calibration) -> Iterator[tuple[str, Law]]:
 def _scaled(gpu: Gpu) -> Calibration:
     """Calibration of the nearest measured GPU, scaled by the data sheets' operations per second, memory and links. The
     host and the network between nodes stay the same."""
-    measured = peaks.BY_KIND[gpu.like or gpu.kind]
+    measured = peaks.BY_KIND[str(gpu.like)]
     known = records.read(Calibration, SHIPPED / f"{measured.kind}.json")
     operations, moved = gpu.tflops / measured.tflops, gpu.bandwidth / measured.bandwidth
     sent = gpu.links.rate / measured.links.rate
@@ -132,10 +133,11 @@ def _scaled(gpu: Gpu) -> Calibration:
     def products(laws: dict[str, Law]) -> dict[str, Law]:
         return {name: _faster(law, operations, moved) for name, law in laws.items()}
 
+    to = gpu.example if gpu.kind == measured.kind else gpu.kind
     links = {name: _faster(getattr(known.node, name), sent) for name in COLLECTIVES}
     return replace(
         known,
-        name=f"{measured.kind}'s, scaled to {gpu.kind} by data sheets (operations, memory, {gpu.links.name})",
+        name=f"{measured.kind}'s, scaled to {to} by data sheets (operations, memory, {gpu.links.name})",
         gpu=gpu.kind,
         products=products(known.products),
         grouped=products(known.grouped),
