@@ -1,6 +1,7 @@
 """The one table of peaks, asked by PyTorch's names and by `resources.gpu`."""
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -66,6 +67,13 @@ def test_a_gpu_can_be_named_in_resources(name, kind):
 def test_a_gpu_has_a_calibration_or_is_like_one_that_has(gpu):
     assert (calibration.SHIPPED / f"{gpu.like or gpu.kind}.json").exists()
     assert calibration.of(gpu.example).gpu == gpu.kind
+
+
+def test_the_docs_list_every_scaled_gpu_with_its_links():
+    text = (Path(__file__).parents[1] / "docs/how-to/layouts.md").read_text(encoding="utf-8")
+    table = re.findall(r"^\| (`.+`) \| (\w+) \| ([^:,|]+)", text, re.MULTILINE)
+    listed = {(gpu, like.lower(), links.strip()) for gpus, like, links in table for gpu in re.findall("`(.+?)`", gpus)}
+    assert listed == {(one.example, one.like, one.links.name.split(" with")[0]) for one in GPUS if one.like}
 
 
 def test_the_memory_that_ecc_takes_is_not_there():
