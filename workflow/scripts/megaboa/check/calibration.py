@@ -12,12 +12,14 @@ from pathlib import Path
 from megaboa import peaks, records
 from megaboa.errors import InputError
 from megaboa.peaks import Gpu
-from megaboa.records import Calibration, HeldBack, Law, RecordError
+from megaboa.records import Calibration, HeldBack, Law, RecordError, Tree
 
 FOLDER = Path("calibrations")  # in the user's working directory
 SHIPPED = Path(__file__).parent / "calibrations"
 # Used if only GPUs of one node were measured: 400 Gbit/s each, of which collectives reach four fifths.
 NETWORK = Law(rate=40e9, latency=30e-6)
+BY_TYPE = ("products", "grouped", "attention")  # have a law for each type
+OPTIONAL = ("experts_host", "network", "held_back", "held_back_by_host")
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
 
 
@@ -74,15 +76,28 @@ def _errors(held: HeldBack) -> str:
 @functools.cache
 def _read(path: Path, kind: str, _changed: int) -> Calibration:
     try:
-        found = records.parse(Calibration, json.loads(path.read_text(encoding="utf-8")), path)
-        problem = _problem(found, kind)
+        values = json.loads(path.read_text(encoding="utf-8"))
+        if not (problem := _misshapen(values) if isinstance(values, dict) else None):
+            found = records.parse(Calibration, values, path)
+            problem = _problem(found, kind)
     except RecordError:  # has the remedy
         raise
-    except (ValueError, IsADirectoryError, AttributeError, TypeError) as error:  # no JSON, or values of other kinds
+    except (ValueError, IsADirectoryError) as error:  # no JSON
         problem = str(error)
     if problem:
         raise InputError(f"{path}: is not a calibration of {kind} ({problem}): {Calibration.REMEDY}")
     return found
+
+
+def _misshapen(values: Tree) -> str | None:
+    """The first of its parts that isn't a mapping: an error of reading it wouldn't name the key."""
+    parts = {name: values[name] for name in ("layer", "memory", "node", *BY_TYPE) if name in values}
+    parts |= {name: values[name] for name in OPTIONAL if values.get(name) is not None}
+    for name in (*BY_TYPE, "node", "network"):
+        inner = parts.get(name)
+        if isinstance(inner, dict):
+            parts |= {f"{name}.{key}": law for key, law in inner.items() if name in BY_TYPE or key in COLLECTIVES}
+    return next((f"{name} is {value!r}" for name, value in parts.items() if not isinstance(value, dict)), None)
 
 
 def _problem(found: Calibration, kind: str) -> str | None:
@@ -95,23 +110,29 @@ def _problem(found: Calibration, kind: str) -> str | None:
         return f"{lacking[0]} lacks {first}"
     if missing := {"forward", "backward"} - found.attention.keys():
         return f"attention lacks {' and '.join(sorted(missing))}"
+    if texts := [name for name in ("name", "source") if not isinstance(getattr(found, name), str)]:
+        return f"{texts[0]} is {getattr(found, texts[0])!r}"
     rates: dict[str, float] = {"node.ranks": found.node.ranks}
+    if found.network:
+        rates["network.ranks"] = found.network.ranks
     seconds = {"launch": found.launch, "tensor_host": found.tensor_host, "micro_batch": found.micro_batch}
     seconds |= {f"layer.{name}": value for name, value in found.layer.items()}
     for name, law in _laws(found):
-        if not isinstance(law, Law):
-            return f"{name} is {law!r}"
         rates |= {f"{name}.rate": law.rate} | ({} if law.moved is None else {f"{name}.moved": law.moved})
         seconds |= {f"{name}.latency": law.latency, f"{name}.group": law.group}
-    for name, value in (rates | seconds).items():
-        is_number = isinstance(value, int | float) and math.isfinite(value)
+    errors: dict[str, float] = {}
+    for name in ("held_back", "held_back_by_host"):
+        if held := getattr(found, name):
+            errors |= {f"{name}.{key}": getattr(held, key) for key in ("rows", "median", "worst")}
+    for name, value in (rates | seconds | errors).items():
+        is_number = type(value) in (int, float) and math.isfinite(value)  # a bool is an int, too
         if not is_number or value < 0 or (value == 0 and name in rates):
             return f"{name} is {value!r}"
     return None
 
 
 def _laws(found: Calibration) -> Iterator[tuple[str, Law]]:
-    for what in ("products", "grouped", "attention"):
+    for what in BY_TYPE:
         yield from ((f"{what}.{name}", law) for name, law in getattr(found, what).items())
     yield "memory", found.memory
     if found.experts_host:
