@@ -7,12 +7,13 @@ import made
 import pytest
 
 from megaboa.files import link, write_json
+from megaboa.observe.measure import drift
 from megaboa.paths import RunFolder
 from megaboa.records import AttemptEnd, AttemptStart, ModelSource, write
 from megaboa.run import ledger, supervisor, unfinished
 from megaboa.run.call import TrainingFailed
 from megaboa.run.checkpoints import MARKER
-from megaboa.run.identity import identity_of, is_outdated, is_trained, store_of
+from megaboa.run.identity import asked_as, identity_of, is_outdated, is_trained, store_of
 from megaboa.run.outlook import outlook
 
 TIMEOUT = "dist.distributed_timeout_minutes"
@@ -90,6 +91,37 @@ def test_a_template_in_the_models_folder_counts_for_runs_that_are_tuned_with_it(
     assert one == other
     one, other = (identity_of(tuned(template, task="pretrain")) for template in ("old", "new"))
     assert one == other
+
+
+@pytest.mark.parametrize("init", ["pretrained", "scratch"])
+def test_a_model_whose_folder_has_been_moved_is_the_same_by_its_content(run, init):
+    facts = {"name": "m", "vocab_size": 8, "params": 9, "dtype": "float32", "device": "cpu"}
+
+    def of(path, looked_at=None, digest="d", imported=None, **more):
+        model = {"name": "m", "hf": path, "revision": None, "init": init, "tokenizer": None}
+        folder = run(model=model, **more)
+        write(folder.source_manifest, ModelSource(path=looked_at or path, digest=digest, **facts))
+        if init == "pretrained":
+            write_json(
+                folder.model_manifest, {"digest": f"of {imported or digest}", "source_digest": imported or digest}
+            )
+        return folder
+
+    store = trained_to(of("my/base"), 20)
+    before = identity_of(of("my/base"))
+    write(of("my/base").train_manifest, made.trained(identity=before.digest, store=str(store.path)))
+    moved = of("./my/base2", looked_at="my/base2")
+    assert identity_of(moved) == before and is_trained(moved) and not is_outdated(moved, store)
+    assert unfinished.other_work(moved) == []
+    assert drift(asked_as(moved, before), before, made.trained(identity=before.digest), []) == []
+    for make in (
+        lambda: of("my/base2", digest="e"),
+        lambda: of("my/base2", looked_at="my/base"),  # nobody has looked at the new one yet
+        lambda: of("my/base2", lr=2e-3),
+        *([lambda: of("my/base2", digest="e", imported="d")] if init == "pretrained" else []),
+    ):
+        folder = make()
+        assert identity_of(folder) != before and is_outdated(folder, store) and unfinished.other_work(folder)
 
 
 def test_a_run_that_continues_in_place_leaves_nothing(run):

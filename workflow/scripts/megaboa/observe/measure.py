@@ -27,6 +27,7 @@ from megaboa.records import (
     read,
     read_ledger,
 )
+from megaboa.run.identity import asked_as
 from megaboa.run.progress import last_step
 from megaboa.scheduler.registry import cluster
 from megaboa.store_paths import RunStore
@@ -43,7 +44,7 @@ def trained(folder: RunFolder, peak_tflops: float | None = None) -> Measured:
     """Measure a run that is completely trained according to its train.json."""
     train = read(TrainRecord, folder.train_manifest)
     store = RunStore(Path(train.store))
-    attempts, events = read_attempts(store), read_events(store)
+    attempts, events, identity = read_attempts(store), read_events(store), read(Identity, store.identity)
     rows = add_routing(step_rows(events, steps_in(train.skipped)), store)
     numbers = [start.attempt for start in attempts]
     final = [row for row in rows if not row["replayed"]]
@@ -54,7 +55,7 @@ def trained(folder: RunFolder, peak_tflops: float | None = None) -> Measured:
         attempts,
         events,
         rows,
-        drift=drift(folder.document("run"), read(Identity, store.identity), train, final),
+        drift=drift(asked_as(folder, identity), identity, train, final),
         peak_tflops=peak_tflops,
         memory=performance.memory(store, numbers),
         gpus=performance.gpus(store, numbers, timed_rows(final)),

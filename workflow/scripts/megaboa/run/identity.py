@@ -11,7 +11,7 @@ from pathlib import Path
 from megaboa import files, store
 from megaboa.harmless import without_harmless
 from megaboa.paths import RunFolder
-from megaboa.records import Identity, ModelSource, TrainRecord, plain, read, read_if_there
+from megaboa.records import Identity, ModelSource, TrainRecord, Tree, plain, read, read_if_there
 from megaboa.run import checkpoints
 from megaboa.store_paths import RunStore
 
@@ -22,7 +22,11 @@ def identity_of(folder: RunFolder) -> Identity:
     root = folder.launch.store
     if root is None or store_of(folder, identity).identity.exists():
         return identity
-    earlier = [(store, found) for store, found in stored(folder) if as_counted(found, identity) == identity]
+    earlier = [
+        (store, found)
+        for store, found in stored(folder)
+        if as_counted(found, identity) == replace(identity, run=asked_as(folder, found))
+    ]
     return max(earlier, key=lambda one: _standing(folder, *one))[1] if earlier else identity
 
 
@@ -45,6 +49,21 @@ def as_counted(before: Identity, now: Identity) -> Identity:
     """An identity without what counted when it was written, and with what has come to count since, as it is now."""
     template = before.chat_template or now.chat_template
     return replace(before, run=without_harmless(before.run), chat_template=template)
+
+
+def asked_as(folder: RunFolder, before: Identity) -> Tree:
+    """run.json, with the path that the model had before if its folder has been moved: of that the content counts."""
+    asked, was = folder.document("run"), before.run.get("model", {}).get("hf")
+    here, manifest = asked["model"].get("hf"), folder.model_manifest
+    if None in (here, was, before.model, manifest) or here == was or not manifest.exists():
+        return asked
+    source = read_if_there(ModelSource, folder.source_manifest)
+    # Before get_model and import_model have looked at the new path, their manifests are about the former one.
+    if source is None or Path(source.path) != Path(here) or _digest_in(manifest) != before.model:
+        return asked
+    if files.read_json(manifest).get("source_digest", source.digest) != source.digest:
+        return asked
+    return {**asked, "model": {**asked["model"], "hf": was}}
 
 
 def _identity(folder: RunFolder) -> Identity:
@@ -80,7 +99,8 @@ def is_outdated(folder: RunFolder, store: RunStore) -> bool:
     """Whether the store's attempts belong to an earlier configuration of the run, and its present one has not begun."""
     if not store.identity.exists():
         return False
-    return without_harmless(read(Identity, store.identity).run) != without_harmless(folder.document("run"))
+    found = read(Identity, store.identity)
+    return without_harmless(found.run) != without_harmless(asked_as(folder, found))
 
 
 def _digest_in(manifest: Path | None) -> str | None:
