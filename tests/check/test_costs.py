@@ -1,6 +1,7 @@
 """Tokens, operations, time, disk, and the budget."""
 
 import dataclasses
+import functools
 
 import pytest
 from gpt2_large import facts
@@ -148,6 +149,18 @@ def test_the_speed_of_earlier_runs_of_the_same_kind(tmp_path):
     assert speeds[costs.speed_key(parse(RunSpec, RUN, "run.json"), "h100-80g")] == 2.0
     assert speeds[costs.speed_key(parse(RunSpec, RUN, "run.json"), "h200-141g")] == 5.0
     assert costs.speed_key(parse(RunSpec, RUN, "run.json"), None) not in speeds
+
+
+def test_a_trained_run_has_its_own_time_which_is_no_expectation(tmp_path):
+    earlier(tmp_path, "a", RUN, 1.0)
+    earlier(tmp_path, "b", RUN, 3.0)
+    found, gpu = costs.history(tmp_path), "h100-80g"
+    like_it = found.of(parse(RunSpec, RUN, "run.json"), gpu)
+    assert found.own == {("a", "r"): 1.0, ("b", "r"): 3.0} and like_it[0] == 2.0
+    of = functools.partial(costs.of_run, course(facts(), gpu=gpu), earlier=like_it)
+    for known, said in [({"own": 3.0}, (3.0, costs.OWN)), ({"own": 3.0, "given": 1.5}, (1.5, "given")),
+                        ({}, (2.0, "measured"))]:  # fmt: skip
+        assert (of(**known).step_seconds, of(**known).source) == said
 
 
 def test_a_models_earlier_runs_correct_what_is_predicted_of_another_layout(tmp_path):

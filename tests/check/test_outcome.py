@@ -1,6 +1,10 @@
 """What preflight's verdicts on all runs come to. A hub that gives nothing is none of them."""
 
+import csv
+from dataclasses import replace
+
 import pytest
+from gpt2_large import facts
 
 from megaboa.check import outcome
 from megaboa.files import read_json, write_json
@@ -57,6 +61,23 @@ def test_when_the_hub_gives_it_the_run_is_accepted(experiment, capsys):
     assert concluded(experiment, "good") == 0
     assert capsys.readouterr().out.endswith("\n1 run is accepted by Bridge\n")
     assert set(read(Preflight, experiment / "preflight.json").runs) == {"good"}
+
+
+def test_of_a_trained_run_the_table_has_its_own_time_and_says_so(experiment):
+    runs = ExperimentFolder(experiment).run("good"), ExperimentFolder(experiment).run("bad")
+    for folder in runs:
+        asked = {"name": folder.name, "model": {"name": "m"}, "training": {}, "parallel": {}, "device": "cuda"}
+        write_json(folder.file("run"), {**asked, "world_size": 1, "overrides": {}})
+        write_json(folder.file("launch"), {"gpu": "h100-80g"})
+    timed = {"median": 1.0, "p5": 0.0, "p95": 9.0, "n": 9}
+    write_json(runs[0].summary, {"run": "good", "state": "PASS", "step_seconds": timed})
+    given = facts()
+    given = replace(given, training=replace(given.training, iters=100))
+    found = {folder.name: (RunCheck(state="PASS"), given) for folder in runs}
+    assert outcome.conclude(ExperimentFolder(experiment).specs.runs, found, experiment / "preflight.json") == 0
+    with (experiment / "preflight.tsv").open(newline="") as stream:
+        rows = {row["run"]: (row["step_seconds"], row["step_source"]) for row in csv.DictReader(stream, delimiter="\t")}
+    assert rows == {"good": ("1", "own measurement"), "bad": ("1", "measured")}
 
 
 def test_a_limit_that_cannot_be_checked_is_said(experiment, capsys):

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 from fake_runs import FakeExperiment
 
-from megaboa.check import overview
+from megaboa.check import costs, overview
 from megaboa.files import read_json, write_json, write_text
 from megaboa.report.expected import gap_rows, load_expected
 from megaboa.report.runs import RunResult, load_runs
@@ -59,6 +59,13 @@ def test_the_model_of_speed_stands_beside_the_measured_time_whatever_told_the_ex
     [found] = load_expected(experiment.results, load_runs(experiment.results))
     assert (found.model_seconds, found.model_parts) == (0.4, "products 90%, host 10%")
     assert found.model_error == f"{0.4 / found.measured_seconds - 1:+.1%}"
+
+
+def test_a_runs_own_time_is_not_what_was_expected_of_it(experiment):
+    """Preflight looks at trained runs again where a run is added to their experiment."""
+    expect(experiment, step_seconds=0.5, step_source=costs.OWN, model_seconds=0.4)
+    [found] = load_expected(experiment.results, load_runs(experiment.results))
+    assert found.predicted_seconds is None and found.model_seconds == 0.4 and found.measured_seconds > 0
 
 
 def test_a_table_from_before_the_model_had_columns_is_read(experiment):

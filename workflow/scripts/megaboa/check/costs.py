@@ -16,6 +16,7 @@ from megaboa.check.facts import Facts
 from megaboa.formats import counted
 from megaboa.records import RunSpec, Summary, Tree
 
+OWN = "own measurement"  # source of a step time that the trained run itself took: no expectation of it
 # The keys of a run's training that determine the time of a step.
 SIZES = ("global_batch_size", "micro_batch_size", "seq_length", "precision")
 
@@ -30,10 +31,12 @@ class Correction:
 
 @dataclass(frozen=True)
 class History:
-    """Measurements from all experiments' passed runs: seconds per step by speed key, and corrections by model key."""
+    """Measurements from all experiments' passed runs: seconds per step by speed key, corrections by model key, and
+    each run's own seconds by experiment and run."""
 
     seconds: dict[str, float] = field(default_factory=dict)
     corrections: dict[str, Correction] = field(default_factory=dict)
+    own: dict[tuple[str, str], float] = field(default_factory=dict)
 
     def of(self, run: RunSpec, gpu: str | None) -> tuple[float | None, Correction | None]:
         return self.seconds.get(speed_key(run, gpu)), self.corrections.get(model_key(run, gpu))
@@ -72,11 +75,13 @@ def of_run(
     f: Facts,
     *,
     given: float | None = None,
+    own: float | None = None,
     earlier: tuple[float | None, Correction | None] = (None, None),
     mfu: float | None = None,
     exported: bool = False,
 ) -> Costs | None:
-    """The costs of a run. `given`: seconds per step in the experiment; `earlier`: the run's entry in the `History`.
+    """The costs of a run. `given`: seconds per step in the experiment; `own`: that the run has taken; `earlier`: the
+    entry in the `History` for runs like it.
 
     Without these, step times come from the speed model, or from `mfu`, a share of the peak, if that is set.
     """
@@ -85,7 +90,7 @@ def of_run(
         return None
     step = flops.of_step(f)
     predicted = speed.of_step(f) if f.cluster.device == "cuda" and speed.is_known(f) else None
-    seconds, source = _step_seconds(f, step, given, earlier, mfu, predicted)
+    seconds, source = _step_seconds(f, step, given, own, earlier, mfu, predicted)
     count = parameters.of_model(f)
     saved = adapters.of_model(f) if f.is_frozen else count
     width = 4 if f.training.precision == "fp32" else 2
@@ -107,6 +112,7 @@ def _step_seconds(
     f: Facts,
     step: float,
     given: float | None,
+    own: float | None,
     earlier: tuple[float | None, Correction | None],
     mfu: float | None,
     predicted: speed.Step | None,
@@ -114,6 +120,8 @@ def _step_seconds(
     measured, correction = earlier
     if given is not None:
         return given, "given"
+    if own is not None:
+        return own, OWN
     if measured is not None:
         return measured, "measured"
     peak = peaks.operations(f.cluster.gpu)
@@ -142,6 +150,7 @@ def history(results: Path) -> History:
     """History from the summaries of all experiments' passed runs, and the predictions of their preflights."""
     seconds: dict[str, list[float]] = {}
     ratios: dict[str, list[float]] = {}
+    own: dict[tuple[str, str], float] = {}
     predicted_in = functools.cache(_predicted_in)
     for folder in paths.measured(results):
         summary = records.read(Summary, folder.summary)
@@ -152,6 +161,7 @@ def history(results: Path) -> History:
         if folder.summary.stat().st_mtime < folder.file("run").stat().st_mtime:  # the run was changed after that
             continue
         run, gpu = folder.run, folder.launch.gpu
+        own[folder.experiment, folder.name] = timed.median
         seconds.setdefault(speed_key(run, gpu), []).append(timed.median)
         table = paths.ExperimentFolder(folder.path.parents[1]).preflight_table
         if predicted := predicted_in(table, calibration.name(gpu)).get(folder.path.name):
@@ -159,6 +169,7 @@ def history(results: Path) -> History:
     return History(
         {key: statistics.median(values) for key, values in seconds.items()},
         {key: Correction(statistics.median(values), len(values)) for key, values in ratios.items()},
+        own,
     )
 
 

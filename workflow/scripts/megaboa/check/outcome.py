@@ -120,9 +120,9 @@ def _costs(folder: Path, added_up: CostsSpec, name: str, facts: Facts | None, ea
     if facts is None:
         return None
     run = RunFolder(folder / "runs" / name)
-    known = earlier.of(run.run, run.launch.gpu)
+    own, like_it = earlier.own.get((run.experiment, run.name)), earlier.of(run.run, run.launch.gpu)
     mfu, exported = added_up.budget.mfu, name in added_up.exports
-    return costs.of_run(facts, given=run.launch.step_seconds, earlier=known, mfu=mfu, exported=exported)
+    return costs.of_run(facts, given=run.launch.step_seconds, own=own, earlier=like_it, mfu=mfu, exported=exported)
 
 
 def _open_here(result: RunCheck) -> Sequence[str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from megaboa import formats
+from megaboa.check.costs import OWN
 from megaboa.layout import AXES
 from megaboa.metrics import named
 from megaboa.paths import ExperimentFolder
@@ -80,7 +81,7 @@ def _expected(row: dict[str, str], run: RunResult) -> Expected:
         step_source=row["step_source"],
         model_seconds=_number(row.get("model_seconds") or "-"),
         model_parts=(row.get("model_parts") or "-").removeprefix("-"),
-        predicted_seconds=_number(row["step_seconds"]),
+        predicted_seconds=None if row["step_source"] == OWN else _number(row["step_seconds"]),
         measured_seconds=named("step_seconds").of(run.documents),
         predicted_gib=_number(row["tensors_gib"]),
         measured_gib=named("memory.measured_gib").of(run.documents),
