@@ -135,10 +135,10 @@ def test_data_that_could_not_be_made(results, name):
 @pytest.mark.parametrize(
     "said",
     [
-        "tuning.template: nothing in the chat template says which tokens are the assistant's: put {% generation %} and "
-        "{% endgeneration %} around what it says",
+        "corpora.chats: nothing in the chat template says which tokens are the assistant's: put {% generation %} and "
+        "{% endgeneration %} around what it says, in tuning.template of run a",
         "corpora.chats: not one token of the answers would count in the loss: the chat template marks none, or "
-        "training.seq_length cuts all of them off: correct tuning.template, or raise it",
+        "training.seq_length cuts all of them off: correct tuning.template of run a, or raise it",
     ],
 )
 def test_a_template_that_is_wrong_is_told_in_its_own_words(results, said):

@@ -38,7 +38,8 @@ UNMARKED = {
 }
 MARKS = {"chatml": ["<|im_start|>", "<|im_end|>"]}
 MARKS["llama3"] = ["<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
-TEMPLATES = {"m": None, "marked": CHATML, **UNMARKED}  # by model, its tokenizer's own
+NO_MARKS = "{% for m in messages %}{{ m.content }} {% endfor %}"
+TEMPLATES = {"m": None, "marked": CHATML, "unmarked": NO_MARKS, **UNMARKED}  # by model, its tokenizer's own
 TURNS = [("system", "Be brief."), ("user", "one?"), ("assistant", "1"), ("user", "two?"), ("assistant", "two is 2")]
 CHAT = {"messages": [{"role": role, "content": content} for role, content in TURNS]}
 # Of three lengths, so that a packed sequence has room for several, and rarely ends with one.
@@ -52,7 +53,9 @@ CASES = {
     "joined": ("none", {"corpus": "pairs"}),
     "promoted": (CHATML, {"corpus": "pairs"}),
     "none at all": (None, {}),
-    "no marks": ("{% for m in messages %}{{ m.content }} {% endfor %}", {}),
+    "no marks": (NO_MARKS, {}),
+    "ChatML in other words": (UNMARKED["chatml"].replace("role }}", "role }} says"), {"model": "chatml"}),
+    "no marks of its own": (None, {"model": "unmarked"}),
     "other fields": ("{% generation %}{% for m in messages %}{{ m.value }}.{% endfor %}{% endgeneration %}", {}),
     "all marked": ("{% generation %}{% for m in messages %}{{ m.content }}{% endfor %}{% endgeneration %}", {}),
     "answers left out": (
@@ -198,6 +201,19 @@ def test_examples_are_shared_out_and_counted(found):
     [
         ("none at all", "has no chat template: set tuning.template"),
         ("no marks", "nothing in the chat template says which tokens are the assistant's"),
+        (
+            "no marks",
+            "put {% generation %} and {% endgeneration %} around what it says, in tuning.template of run no marks",
+        ),
+        (
+            "no marks of its own",
+            "/tokenizers/unmarked/chat_template.jinja (or a copy in tuning.template) of run no marks",
+        ),
+        ("refuses", "correct tuning.template of run refuses, or remove the example"),
+        (
+            "ChatML in other words",
+            "nothing in the chat template says which tokens are the assistant's: put {% generation %}",
+        ),
         ("other fields", "the chat template leaves out what the assistant says last"),
         ("all marked", "every token would count in the loss"),
         ("answers left out", "leaves out what the assistant says last in example 1 ('two is 2')"),

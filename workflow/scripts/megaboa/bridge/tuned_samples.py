@@ -55,7 +55,8 @@ def build(folder: RunFolder, cache: Path) -> Tree:
         )
     counts = {split: _write(folder, split, chats, cache / FILES[split]) for split in splits(run)}
     corpus = next(iter(split_blends(run.data)["train"]))
-    read = _read(config, run, corpus, tokenizer, cache / FILES["train"])
+    place = _place(folder, config)
+    read = _read(config, run, corpus, tokenizer, cache / FILES["train"], place)
     datasets = dict(zip(SPLITS, GPTSFTDatasetBuilder(config.dataset, tokenizer).build(), strict=True))
     samples = {split: len(dataset) for split, dataset in datasets.items() if dataset is not None}
     _require_batches(config, samples, counts)
@@ -123,8 +124,8 @@ def _require_batches(config: ConfigContainer, samples: dict[str, int], examples:
             )
 
 
-def _read(config: ConfigContainer, run: RunSpec, corpus: str, tokenizer: Any, path: Path) -> ExamplesRead:
-    """Statistics of all training examples, read one by one as in training."""
+def _read(config: ConfigContainer, run: RunSpec, corpus: str, tokenizer: Any, path: Path, place: str) -> ExamplesRead:
+    """Statistics of all training examples, read one by one as in training. `place`: where the template stands."""
     builder = GPTSFTDatasetBuilder(replace(config.dataset), tokenizer)
     dataset = build_gpt_sft_split(
         path,
@@ -136,12 +137,12 @@ def _read(config: ConfigContainer, run: RunSpec, corpus: str, tokenizer: Any, pa
         dataset_kwargs=builder.dataset_kwargs,
     )
     if run.tuning["template"] != NO_TEMPLATE:
-        _require_text(path, tokenizer, corpus)
+        _require_text(path, tokenizer, corpus, place)
     length = config.dataset.seq_length
     tokens = counted = longest = cut = silent = 0
     shown: tuple[list[int], list[int]] | None = None
     for number in range(len(dataset)):
-        ids, mask = _item(dataset, number, corpus)
+        ids, mask = _item(dataset, number, corpus, place)
         cut += len(ids) > length + 1
         longest = max(longest, len(ids))
         ids, mask = ids[: length + 1], mask[: length + 1]  # the last token is only predicted, the first one never
@@ -149,7 +150,7 @@ def _read(config: ConfigContainer, run: RunSpec, corpus: str, tokenizer: Any, pa
         tokens, counted, silent = tokens + len(ids), counted + counts, silent + (counts == 0)
         if counts and (shown is None or (len(ids) <= length and len(shown[0]) > length)):
             shown = ids, mask
-    _require_answers(run, corpus, counted, tokens - len(dataset))
+    _require_answers(run, corpus, counted, tokens - len(dataset), place)
     words = get_processor_tokenizer(tokenizer)
     return ExamplesRead(
         examples=len(dataset),
@@ -168,57 +169,65 @@ def _origin(run: RunSpec) -> str:
     return {None: "the tokenizer's", NO_TEMPLATE: "none"}.get(run.tuning["template"], "a file of the experiment's")
 
 
-def _item(dataset: Any, number: int, corpus: str) -> tuple[list[int], list[int]]:
+def _place(folder: RunFolder, config: ConfigContainer) -> str:
+    """Where the user finds the run's template: run.json has the text alone."""
+    if folder.run.tuning["template"] is not None:
+        return f"tuning.template of run {folder.name}"
+    own = [Path(config.tokenizer.tokenizer_model, name) for name in ("chat_template.jinja", "tokenizer_config.json")]
+    file = next((path for path in own if path.exists()), own[0].parent)
+    return f"{file} (or a copy in tuning.template) of run {folder.name}"
+
+
+def _item(dataset: Any, number: int, corpus: str, place: str) -> tuple[list[int], list[int]]:
     """An example's tokens, each with a flag for whether it is learned."""
-    with _refusals(corpus):
+    with _refusals(corpus, place):
         item = dataset[number]
     return [int(one) for one in item["input_ids"]], [int(bool(one)) for one in item["loss_mask"]]
 
 
 @contextlib.contextmanager
-def _refusals(corpus: str) -> Iterator[None]:
+def _refusals(corpus: str, place: str) -> Iterator[None]:
     """Turn the objections of a template, or of Bridge, into a one-sentence error."""
     try:
         yield
     except (ValueError, TypeError, TemplateError) as error:
         said = " ".join(str(error).split())
-        if "boundary markers" in said:
+        if "boundary markers" in said or "AssistantMaskBoundaryConfig" in said:  # of a known format, in other words
             raise InputError(
-                "tuning.template: nothing in the chat template says which tokens are the assistant's: put "
-                "{% generation %} and {% endgeneration %} around what it says"
+                f"corpora.{corpus}: nothing in the chat template says which tokens are the assistant's: put "
+                f"{{% generation %}} and {{% endgeneration %}} around what it says, in {place}"
             ) from error
         raise InputError(
-            f"corpora.{corpus}: the chat template refuses an example ({said}): correct tuning.template, or remove the "
-            "example"
+            f"corpora.{corpus}: the chat template refuses an example ({said}): correct {place}, or remove the example"
         ) from error
 
 
-def _require_answers(run: RunSpec, corpus: str, counted: int, tokens: int) -> None:
+def _require_answers(run: RunSpec, corpus: str, counted: int, tokens: int, place: str) -> None:
     if not counted:
         raise InputError(
             f"corpora.{corpus}: not one token of the answers would count in the loss: the chat template marks none, or "
-            "training.seq_length cuts all of them off: correct tuning.template, or raise it"
+            f"training.seq_length cuts all of them off: correct {place}, or raise it"
         )
     if counted == tokens and run.tuning["loss_on"] != "everything":
         raise InputError(
             f"corpora.{corpus}: every token would count in the loss, those of prompts too, and tuning.loss_on is "
-            f"{run.tuning['loss_on']}: correct the template, or set it to everything"
+            f"{run.tuning['loss_on']}: correct {place}, or set it to everything"
         )
 
 
-def _require_text(path: Path, tokenizer: Any, corpus: str) -> None:
+def _require_text(path: Path, tokenizer: Any, corpus: str, place: str) -> None:
     """Check that a template includes the texts: it may silently expect other roles or fields than the examples'."""
     with path.open(encoding="utf-8") as lines:
         for number, line in enumerate(itertools.islice(lines, LOOKED_AT), start=1):
             turns = json.loads(line)["messages"]
-            with _refusals(corpus):
+            with _refusals(corpus, place):
                 text = tokenizer.apply_chat_template(turns, tokenize=False)
             for role in ("assistant", "user"):
                 said = [turn["content"].strip() for turn in turns if turn["role"] == role][-1:]
                 if said and said[0] not in text:
                     raise InputError(
                         f"corpora.{corpus}: the chat template leaves out what the {role} says last in example {number} "
-                        f"({said[0][:60]!r}): it is not one for these conversations: set another tuning.template"
+                        f"({said[0][:60]!r}): it is not one for these conversations: correct {place}"
                     )
 
 
