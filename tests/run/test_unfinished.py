@@ -9,11 +9,13 @@ import pytest
 from megaboa.files import link, write_json
 from megaboa.observe.measure import drift
 from megaboa.paths import RunFolder
+from megaboa.plan import in_place
+from megaboa.plan.parents import trained_parent
 from megaboa.records import AttemptEnd, AttemptStart, ModelSource, write
 from megaboa.run import ledger, supervisor, unfinished
 from megaboa.run.call import TrainingFailed
 from megaboa.run.checkpoints import MARKER
-from megaboa.run.identity import asked_as, identity_of, is_outdated, is_trained, store_of
+from megaboa.run.identity import as_it_lies, asked_as, identity_of, is_outdated, is_trained, store_of
 from megaboa.run.outlook import outlook
 
 TIMEOUT = "dist.distributed_timeout_minutes"
@@ -112,8 +114,10 @@ def test_a_model_whose_folder_has_been_moved_is_the_same_by_its_content(run, ini
     write(of("my/base").train_manifest, made.trained(identity=before.digest, store=str(store.path)))
     moved = of("./my/base2", looked_at="my/base2")
     assert identity_of(moved) == before and is_trained(moved) and not is_outdated(moved, store)
-    assert unfinished.other_work(moved) == []
+    assert unfinished.other_work(moved) == [] and as_it_lies(moved, before) == moved.document("run")
     assert drift(asked_as(moved, before), before, made.trained(identity=before.digest), []) == []
+    assert trained_parent(moved).run.model == moved.run.model, "a child has the same model"
+    assert in_place.before(moved, moved.run).store.path == store.path
     for make in (
         lambda: of("my/base2", digest="e"),
         lambda: of("my/base2", looked_at="my/base"),  # nobody has looked at the new one yet

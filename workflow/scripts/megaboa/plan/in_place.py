@@ -29,7 +29,7 @@ from megaboa.records import (
     write,
 )
 from megaboa.run import checkpoints, ledger, progress, unfinished
-from megaboa.run.identity import stored
+from megaboa.run.identity import asked_as, stored
 from megaboa.store_paths import RunStore
 
 
@@ -57,7 +57,7 @@ def before(folder: RunFolder, run: Run) -> Before | None:
         return next(
             (Before(store, one, parent.iteration) for store, one in known if one.digest == parent.identity), None
         )
-    mine = [(store, one) for store, one in known if _same(one.run, now)]
+    mine = [(store, one) for store, one in known if _same(one.run, asked_as(folder, one))]
     if mine:
         store, identity = max(mine, key=lambda one: checkpoints.latest(one[0].checkpoints))
         return Before(store, identity, None)

@@ -21,7 +21,7 @@ from megaboa.plan import documents, in_place
 from megaboa.plan.plan import Run
 from megaboa.records import Identity, Load, Parent, RunSpec, Tree, parse, read
 from megaboa.run import checkpoints
-from megaboa.run.identity import is_trained
+from megaboa.run.identity import as_it_lies, is_trained
 from megaboa.store_paths import RunStore
 
 # Keys that define a model, regardless of its initial weights.
@@ -130,7 +130,7 @@ class Parents:
             if not wanted and in_place.is_as_planned(folder, run, before):
                 return run
             kept = checkpoints.complete_iterations(before.store.checkpoints)
-            earlier = parse(RunSpec, before.identity.run, before.store.identity)
+            earlier = parse(RunSpec, as_it_lies(folder, before.identity), before.store.identity)
             settings, last = folder.launch.checkpoint, max(kept, default=None)
             parent = ParentRun(name, earlier, settings, last, kept, before.store.checkpoints)
             step = _step(parent, int(wanted) if wanted else before.step)
@@ -222,7 +222,7 @@ def trained_parent(folder: RunFolder) -> ParentRun:
         raise NoParentError(f"the checkpoints of {name} are not in {store.path} any more")
     settings = folder.launch.checkpoint if folder.file("launch").exists() else {}
     kept = checkpoints.complete_iterations(store.checkpoints)
-    run = parse(RunSpec, read(Identity, store.identity).run, store.identity)
+    run = parse(RunSpec, as_it_lies(folder, read(Identity, store.identity)), store.identity)
     return ParentRun(name, run, settings, max(kept, default=None), kept, store.checkpoints)
 
 

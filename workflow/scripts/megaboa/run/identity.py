@@ -66,6 +66,13 @@ def asked_as(folder: RunFolder, before: Identity) -> Tree:
     return {**asked, "model": {**asked["model"], "hf": was}}
 
 
+def as_it_lies(folder: RunFolder, before: Identity) -> Tree:
+    """A run's part of its identity, with the path that its model has in run.json if that is the same model."""
+    if not folder.file("run").exists() or asked_as(folder, before)["model"] != before.run["model"]:
+        return before.run
+    return {**before.run, "model": folder.document("run")["model"]}
+
+
 def _identity(folder: RunFolder) -> Identity:
     """The identity from the run's file, and the contents of its model, tokenizer, corpora, parent and image."""
     parent = folder.parent_manifest
