@@ -29,7 +29,7 @@ class Interconnect:
 PCIE_3, PCIE_4, PCIE_5 = Interconnect("PCIe 3", 16.0), Interconnect("PCIe 4", 32.0), Interconnect("PCIe 5", 64.0)
 NVLINK_2, NVLINK_3 = Interconnect("NVLink 2", 150.0), Interconnect("NVLink 3", 300.0)
 NVLINK_4, NVLINK_5 = Interconnect("NVLink 4", 450.0), Interconnect("NVLink 5", 900.0)
-NVLINK_4_CUT = Interconnect("NVLink 4 with 8 links", 200.0)  # by the press: there is no data sheet of the H800
+NVLINK_4_CUT = Interconnect("NVLink 4 with 8 links", 200.0)  # by press reports: there is no data sheet of the H800
 
 
 @dataclass(frozen=True)
