@@ -85,7 +85,7 @@ def _with_parent(plan: Plan, run: Run, results: str, starting: Collection[str]) 
     """What is said of a run if a run of this plan that it continues from, however far back, has become another one."""
     here, parent = {one.name for one in plan.runs} & set(starting), run.run.parent
     while parent and parent.experiment == plan.name and parent.run in here - {run.name}:
-        if unfinished.is_another(plan[parent.run].folder(results, plan.name)):
+        if unfinished.others(plan[parent.run].folder(results, plan.name)):
             return f"trains again after {parent.run}, which it continues from"
         parent = plan[parent.run].run.parent
     return None

@@ -19,14 +19,8 @@ from megaboa.store_paths import RunStore
 
 SHOWN = 12
 DIGEST = re.compile(r"[0-9a-f]{64}")
-BY_CONTENT = (
-    "model",
-    "tokenizer",
-    "chat_template",
-    "corpora",
-    "image",
-    "parent",
-)  # fields of an identity: what the run reads
+# Fields of an identity: what the run reads.
+BY_CONTENT = ("model", "tokenizer", "chat_template", "corpora", "image", "parent")
 
 
 @dataclass(frozen=True)
@@ -57,11 +51,13 @@ def present(folder: RunFolder) -> Present:
     return Present(without_harmless(folder.document("run")), own)
 
 
-def is_another(folder: RunFolder) -> bool:
-    """Whether training under the run's name has begun, but not as the run is configured now."""
+def others(folder: RunFolder) -> list[tuple[RunStore, Identity]]:
+    """The stores of training under the run's name, if none of it has begun as the run is configured now."""
     found = list(stored(folder))
-    now = present(folder) if found else None
-    return now is not None and not any(now.is_of(identity) for _, identity in found)
+    if not found:
+        return []
+    now = present(folder)
+    return [] if any(now.is_of(identity) for _, identity in found) else found
 
 
 def other_work(folder: RunFolder) -> list[Unfinished]:
@@ -71,14 +67,12 @@ def other_work(folder: RunFolder) -> list[Unfinished]:
     """
     if folder.is_in_place:
         return []
-    if not is_another(folder):
+    work = [(store, identity, step) for store, identity in others(folder) if (step := _unfinished_step(store))]
+    if not work:
         return []
-    found, now = list(stored(folder)), present(folder)
-    work = [(store, identity, _unfinished_step(store)) for store, identity in found]
+    now = present(folder)
     return [
-        Unfinished(store, step, tuple(differences(identity, now.run, now.identity)))
-        for store, identity, step in work
-        if step
+        Unfinished(store, step, tuple(differences(identity, now.run, now.identity))) for store, identity, step in work
     ]
 
 
@@ -87,10 +81,7 @@ def left_by_other_content(folder: RunFolder) -> RunStore | None:
     call has made again with other content; None otherwise."""
     if not folder.launch.continues or folder.run.parent:
         return None
-    found, now = list(stored(folder)), present(folder)
-    if any(now.is_of(identity) for _, identity in found):
-        return None
-    saved = [store for store, _ in found if checkpoints.latest(store.checkpoints)]
+    saved = [store for store, _ in others(folder) if checkpoints.latest(store.checkpoints)]
     return max(saved, key=lambda store: checkpoints.latest(store.checkpoints), default=None)
 
 
