@@ -4,6 +4,7 @@ import pytest
 import yaml
 
 from megaboa import files, records
+from megaboa.config import keys
 from megaboa.records import Setting, Trial, TuneSpec
 from megaboa.run import trials
 
@@ -19,8 +20,9 @@ SECONDS = {"mbs1": 1.4, "mbs2": 1.2, "tp2-mbs2": 1.0, "tp2-recompute": 1.6}
 
 def spec(**values):
     settings = tuple(Setting(name=name, values=keys, seconds=0.9) for name, keys in SETTINGS.items())
+    paths = {key: keys.split(key, {}) for one in settings for key in one.values}
     given = {"steps": 4, "warmup": 3, "tolerance": 0.03, "confidence": 0.95, "minutes": 10.0, "trial_minutes": 5.0}
-    return TuneSpec(own="mbs1", settings=settings, **{**given, **values})
+    return TuneSpec(own="mbs1", settings=settings, paths=paths, **{**given, **values})
 
 
 def trial(name, number, *, state="measured", why=None):

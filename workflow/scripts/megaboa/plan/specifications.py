@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from megaboa import conversion, files, store
+from megaboa.config import keys
 from megaboa.config.models.outputs import PredictedSetting
 from megaboa.plan import documents, image_specs
 from megaboa.plan.environment import environment
@@ -221,10 +222,11 @@ def tune(shared: Shared) -> TuneSpec:
         values = dict(run.values) if settings else {}
         settings.append(Setting(name=run.name, values=values, seconds=known.seconds, gib=known.gib))
     begin, end = shared.plan.experiment.profile.steps
+    models = {"models": list(shared.plan.experiment.models)}
     return TuneSpec(
         run=wanted.trials_of or "",
         swept=wanted.swept,
-        models=tuple(shared.plan.experiment.models),
+        paths={key: keys.split(key, models) for one in settings for key in one.values},
         own=settings[0].name,
         settings=tuple(settings),
         steps=end - begin + 1,

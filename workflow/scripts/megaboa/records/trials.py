@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from megaboa.records.base import Event, Record, Tree
@@ -24,7 +24,7 @@ class TuneSpec(Record):
 
     run: str = ""  # the user's run
     swept: Literal["no", "runs", "grid"] = "no"  # what of the user's sweep makes it
-    models: tuple[str, ...] = ()  # of the experiment: their names may have dots, as keys have
+    paths: dict[str, tuple[str, ...]] = field(default_factory=dict)  # places of the settings' keys in a file
     own: str  # its setting
     settings: tuple[Setting, ...]
     steps: int

@@ -336,24 +336,12 @@ def yaml(tuning: Tuning, spec: TuneSpec) -> str:
         lines.append("# the sweep's own values win over these: list the run with both below sweep.runs")
     sections: Tree = {}
     for key, value in values.items():
-        *parents, name = _path(key, spec.models)
+        *parents, name = spec.paths[key]
         branch = sections
         for part in parents:
             branch = branch.setdefault(part, {})
         branch[name] = json.dumps(value)
     return "\n".join([*lines, *(f"{section}: {_flow(own)}" for section, own in sections.items())]) + "\n"
-
-
-def _path(key: str, models: Sequence[str]) -> list[str]:
-    """A dotted key's place in the experiment's file. Keys of `overrides` keep their dots, and so do models' names."""
-    section, _, rest = key.partition(".")
-    if section == "overrides":
-        return [section, rest]
-    named = [model for model in models if section == "models" and rest.startswith(f"{model}.")]
-    if named:
-        model = max(named, key=len)
-        return [section, model, *rest.removeprefix(f"{model}.").split(".")]
-    return key.split(".")
 
 
 def _flow(tree: Tree | str) -> str:
