@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from megaboa import peaks
+from megaboa.check import calibration
 from megaboa.check.facts import Facts
 from megaboa.check.rule import Broken, warning
 from megaboa.formats import counted
@@ -25,6 +26,18 @@ def context_ranks_have_attention(f: Facts) -> Broken | None:
     if f.cluster.device != "cuda" or f.layout.cp == 1 or f.training.precision != "fp32":
         return None
     return Broken("training.precision", f"fp32 with parallel.cp: {f.layout.cp} on GPUs", ("bf16_mixed",))
+
+
+def gpu_is_known(f: Facts) -> Broken | None:
+    """A GPU has a data sheet in Megaboa, or a calibration: otherwise its step times, hours and costs are unknown."""
+    gpu = f.cluster.gpu
+    if f.cluster.device != "cuda" or gpu is None or calibration.of(gpu):
+        return None
+    kind = gpu.split("-")[0]
+    known = ", ".join(peaks.KINDS)
+    text = f"nothing is known of {kind}, so that its step times and costs can't be predicted; known are {known}"
+    file = f"calibrations/{kind}.json, or says what else the GPU is called here"
+    return warning("resources.gpu", f"{text}; `megaboa calibrate` on such a GPU writes {file}")
 
 
 def gpu_calculates_in_the_precision(f: Facts) -> Broken | None:
@@ -92,4 +105,5 @@ RULES = (
     torch_has_kernels_for_the_gpu,
     attention_in_fp8_has_kernels,
     gpus_are_those_of_the_recipe,
+    gpu_is_known,
 )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from megaboa import peaks
-from megaboa.check import calibration, memory
+from megaboa.check import memory
 from megaboa.check.facts import Facts, of_key, with_keys
 from megaboa.check.memory import GIB
 from megaboa.check.rule import Broken, warning
@@ -16,6 +16,7 @@ from megaboa.records import Tree
 USABLE = 0.99  # share of the nominal GiB: an H100 of 80 has 79.6, an H200 of 141 has 139.8
 CALIBRATED = 0.05  # stated for models like those that were measured
 DENSE = 0.07  # none of 31 dense runs on B200s reserved more (benchmarks/measured/simumax-b200.csv)
+NOTHING_FITS = "no change of micro-batch, recomputation, tp, pp or ep on these GPUs fits"
 RECOMPUTED = {  # everything but the layers' inputs
     "overrides.model.recompute_granularity": "full",
     "overrides.model.recompute_method": "uniform",
@@ -69,24 +70,10 @@ def memory_suffices(f: Facts, is_legal: Callable[[Facts], bool]) -> Broken | Non
     change = cheapest(f, is_legal)
     text = f"{f.cluster.gpu} has {limit / GIB:.1f} GiB, {_described(need)}"
     if change is None:
-        return Broken(
-            "resources.gpu", f"{text}; no change of micro-batch, recomputation, tp, pp or ep on these GPUs fits"
-        )
+        return Broken("resources.gpu", f"{text}; {NOTHING_FITS}")
     after = memory.peak(change.facts).total
     text += f"; {change} fits by prediction: {after / GIB:.1f} GiB ({change.price})"
     return Broken("resources.gpu", f"{text}; `megaboa advise` lists the fastest layouts that fit")
-
-
-def gpu_is_known(f: Facts) -> Broken | None:
-    """A GPU has a data sheet in Megaboa, or a calibration: otherwise its step times, hours and costs are unknown."""
-    gpu = f.cluster.gpu
-    if f.cluster.device != "cuda" or gpu is None or calibration.of(gpu):
-        return None
-    kind = gpu.split("-")[0]
-    known = ", ".join(peaks.KINDS)
-    text = f"nothing is known of {kind}, so that its step times and costs can't be predicted; known are {known}"
-    file = f"calibrations/{kind}.json, or says what else the GPU is called here"
-    return warning("resources.gpu", f"{text}; `megaboa calibrate` on such a GPU writes {file}")
 
 
 def may_not_fit(f: Facts, need: float) -> bool:

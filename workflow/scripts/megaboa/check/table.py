@@ -31,7 +31,7 @@ SUBJECTS: dict[str, tuple[Rule, ...]] = {
     "CUDA graphs, recomputation, offloading": graphs.RULES,
     "Adapters": adapters.RULES,
     "The course of a run": course.RULES,
-    "The device": (*device.RULES, fit.gpu_is_known),
+    "The device": device.RULES,
     "Profilers": course.PROFILERS,
 }
 FITS_TP = ("resources.gpus_per_node", "model.vocab_size")  # keys whose nearest legal values depend on parallel.tp

@@ -125,7 +125,7 @@ def gpu_memory(case: Case) -> list[str]:
             return [*lines, f"{change} fits by prediction: {after / GIB:.1f} GiB ({change.price})"]
     return [
         *lines,
-        "no change of micro-batch, recomputation, tp, pp or ep on these GPUs fits by prediction: take more GPUs",
+        f"{fit.NOTHING_FITS} by prediction: take more GPUs",
     ]
 
 
