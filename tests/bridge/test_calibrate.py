@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from megaboa import records
+from megaboa.bridge.kernel_times import Bench
 from megaboa.check import calibration
 from megaboa.commands import calibrate
 from megaboa.records import Calibration
@@ -41,6 +42,13 @@ def test_a_rank_that_fails_ends_the_others(tmp_path):
     command = [sys.executable, MEGABOA, "calibrate", "--device", "cpu", "--out", "/proc/no/file.json"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode != 0 and "/proc/no" in done.stderr
+
+
+def test_kernels_without_gradients_are_measured_between_layers_that_have_them():
+    layer, seconds = Bench(torch.device("cpu")).layer
+    with torch.no_grad():
+        layer()
+    assert seconds > 0
 
 
 def test_a_gpu_of_another_kind_than_the_experiment_says_is_told(monkeypatch):
