@@ -73,8 +73,10 @@ def laws(bench: Bench, kinds: list[str]) -> Iterator[tuple[str, Law]]:
     for kind in kinds:
         kernel_times.forget_scales()
         yield f"products, {kind}", kernel_times.products(bench, kind)
-    for direction, law in kernel_times.attention(bench).items():
-        yield f"attention, {direction}", law
+    for kind in kinds:
+        if kind in (kinds[0], kernel_times.FP8_ATTENTION):
+            for direction, law in kernel_times.attention(bench, kind).items():
+                yield f"attention in {kind}, {direction}", law
 
 
 def table(found: Mapping[str, Mapping[str, Law]]) -> Iterator[str]:

@@ -127,6 +127,25 @@ def test_fp8_makes_products_faster_and_leaves_the_output_layer():
     assert left == pytest.approx(logits, rel=0.01)
 
 
+def test_attention_in_fp8_has_a_law_of_its_own_where_it_was_measured():
+    delayed = "bf16_with_fp8_delayed_scaling_mixed"
+    known = dataclasses.replace(calibration.of("h200-141g"), attention_fp8={})
+    half = {name: dataclasses.replace(law, rate=law.rate * 2, moved=None) for name, law in known.attention.items()}
+    measured = dataclasses.replace(known, attention_fp8=half)
+
+    def of_attention(calibration, environment=None, **facts):
+        given = of(**facts)
+        cluster = dataclasses.replace(given.cluster, attention_scaling=environment)
+        return speed.of_step(dataclasses.replace(given, cluster=cluster), calibration).attention
+
+    plain = of_attention(known)
+    assert of_attention(measured, precision=delayed, fp8_attention=True) < 0.7 * plain
+    assert of_attention(known, precision=delayed, fp8_attention=True) == plain
+    for others in ({"precision": delayed}, {"fp8_attention": True}):
+        assert of_attention(measured, **others) == plain
+    assert of_attention(measured, "F16", precision=delayed, fp8_attention=True) == plain
+
+
 def test_small_layers_take_as_long_as_the_host_needs_and_none_with_a_graph():
     small = {"hidden": 256, "ffn": 512, "heads": 4, "kv_groups": 4, "head_dim": 64, "seq_length": 256}
     slow, graph = step(**small), step(**small, graphs="full_iteration")
@@ -227,6 +246,7 @@ def test_a_calibration_of_an_earlier_version_is_refused(tmp_path, monkeypatch):
         (("products",), {}, "products lacks bf16"),
         (("layer",), {"fp8_current": 0.004}, "layer lacks bf16"),
         (("attention",), {}, "attention lacks backward and forward"),
+        (("attention_fp8",), {"forward": {"rate": 1e15}}, "attention_fp8 lacks backward"),
     ],
 )
 def test_a_calibration_that_would_mislead_is_refused(tmp_path, monkeypatch, key, value, said):

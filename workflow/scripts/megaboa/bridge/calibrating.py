@@ -12,7 +12,8 @@ import torch.distributed as dist
 
 from megaboa import peaks
 from megaboa.bridge import host_times, kernel_times
-from megaboa.bridge.kernel_times import Bench
+from megaboa.bridge.kernel_times import FP8_ATTENTION, Bench
+from megaboa.check.calibration import BY_TYPE
 from megaboa.records import Calibration, Law, Link
 from megaboa.run import nvml
 
@@ -35,8 +36,8 @@ def measure(device: torch.device, rank: int, ranks_per_node: int) -> Calibration
     launch, memory = kernel_times.launch(bench), kernel_times.memory(bench)
     done("memory, launches")
     products = _each(kinds, lambda kind: kernel_times.products(bench, kind), done, "products")
-    attention = kernel_times.attention(bench)
-    done("attention")
+    with_attention = [kind for kind in kinds if kind in (kinds[0], FP8_ATTENTION)]
+    attention = _each(with_attention, lambda kind: kernel_times.attention(bench, kind), done, "attention")
     grouped = _each(kinds, lambda kind: kernel_times.experts(bench, kind), done, "experts")
     # Without a device, as in training; with one, each of Megatron's groups would connect immediately.
     dist.init_process_group("nccl" if bench.is_gpu else "gloo", timeout=timedelta(seconds=120))
@@ -57,7 +58,8 @@ def measure(device: torch.device, rank: int, ranks_per_node: int) -> Calibration
         stack=stack,
         products=products,
         grouped=grouped,
-        attention=attention,
+        attention=attention[kinds[0]],
+        attention_fp8=attention.get(FP8_ATTENTION, {}),
         memory=memory,
         launch=launch,
         **vars(host),
@@ -101,7 +103,8 @@ def _driver() -> str | None:
 def told(found: Calibration) -> str:
     """A summary for people: rates, latencies, and how well the laws fit."""
     lines = [f"{found.name} ({', '.join(f'{name} {value}' for name, value in found.stack.items())})"]
-    for what, laws in (("products", found.products), ("grouped", found.grouped), ("attention", found.attention)):
+    for what in BY_TYPE:
+        laws: dict[str, Law] = getattr(found, what)
         lines += [_line(f"{what} {name}", law, 1e12, "TFLOP/s") for name, law in laws.items()]
     lines.append(_line("memory", found.memory, 1e9, "GB/s"))
     for what, link in (("node", found.node), ("network", found.network)):

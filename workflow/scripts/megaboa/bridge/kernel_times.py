@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.functional import gelu, scaled_dot_product_attention
 
+from megaboa.check.device import FP8_HEAD
 from megaboa.check.laws import fitted
 from megaboa.records import Law, Link, Point
 
@@ -38,6 +39,7 @@ RECIPES = {  # Transformer Engine's recipe and the compute capabilities that hav
     "fp8_blocks": ("Float8BlockScaling", (9, 0), (9, 9)),
     "mxfp8": ("MXFP8BlockScaling", (10, 0), (11, 9)),
 }
+FP8_ATTENTION = "fp8_delayed"  # the only type with which Hopper has attention in FP8; newer GPUs have it, too
 MEBIBYTE = 2**20
 LOAD = 2.0  # times as long as the kernels between which it runs
 SETTLED = 0.1  # seconds of load before a measurement
@@ -247,9 +249,9 @@ def precision(kind: str) -> contextlib.AbstractContextManager[Any]:
 
 @functools.cache
 def _recipe(kind: str) -> Any:
-    """A recipe of Transformer Engine. Delayed scaling must not exchange maxima with other ranks, which measure at their
-    own pace."""
-    options = {"reduce_amax": False} if kind == "fp8_delayed" else {}
+    """A recipe of Transformer Engine. Delayed scaling includes attention in FP8, and must not exchange maxima with
+    other ranks, which measure at their own pace."""
+    options = {"reduce_amax": False, "fp8_dpa": True} if kind == FP8_ATTENTION else {}
     return getattr(te_recipes, RECIPES[kind][0])(**options)
 
 
@@ -272,16 +274,17 @@ def experts(bench: Bench, kind: str) -> Law | None:
     return fitted(points)
 
 
-def attention(bench: Bench) -> dict[str, Law]:
+def attention(bench: Bench, kind: str) -> dict[str, Law]:
     """Causal attention, which calculates half of the scores. Backward has five products where forward has two."""
     forward, backward = [], []
-    for length, heads, channels in bench.sizes.attention:
+    sizes = [one for one in bench.sizes.attention if kind not in RECIPES or one[2] == FP8_HEAD]
+    for length, heads, channels in sizes:
         batch = max(1, 16384 // length) if bench.is_gpu else 1
         shape = (
             (batch, length, heads, channels) if te is not None and bench.is_gpu else (batch, heads, length, channels)
         )
         q, k, v = (bench.random(*shape, grad=True) for _ in range(3))
-        core = _attention(bench, heads, channels)
+        core = _attention(bench, heads, channels, kind)
         gradient = torch.randn_like(core(q, k, v))
 
         def both(core: Any = core, q: Any = q, k: Any = k, v: Any = v, gradient: Any = gradient) -> None:
@@ -299,11 +302,16 @@ def attention(bench: Bench) -> dict[str, Law]:
     return {"forward": fitted(forward), "backward": fitted(backward)}
 
 
-def _attention(bench: Bench, heads: int, channels: int) -> Callable[..., torch.Tensor]:
+def _attention(bench: Bench, heads: int, channels: int, kind: str) -> Callable[..., torch.Tensor]:
     if te is None or not bench.is_gpu:
         return lambda q, k, v: scaled_dot_product_attention(q, k, v, is_causal=True)
     core = te.DotProductAttention(heads, channels, qkv_format="bshd", attn_mask_type="causal")
-    return lambda q, k, v: core(q, k, v).view(*q.shape)
+
+    def called(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        with precision(kind):
+            return core(q, k, v).view(*q.shape)
+
+    return called
 
 
 def memory(bench: Bench) -> Law:

@@ -105,7 +105,7 @@ def _grouped(f: Facts) -> float:
     head, heads = model.head_dim or 0, model.heads or 0
     groups = max(model.kv_groups or heads, tp)
     normed = heads + groups if model.qk_norm else 0
-    each = 1 if _is_delayed(f) and f.kernels.fp8_attention else width
+    each = 1 if _is_delayed(f) and f.has_fp8_attention else width
     again = heads * _is_delayed(f)
     return head * (each * (heads + 2 * groups + heads) + width * normed + again) / tp
 

@@ -18,7 +18,7 @@ FOLDER = Path("calibrations")  # in the user's working directory
 SHIPPED = Path(__file__).parent / "calibrations"
 # Used if only GPUs of one node were measured: 400 Gbit/s each, of which collectives reach four fifths.
 NETWORK = Law(rate=40e9, latency=30e-6)
-BY_TYPE = ("products", "grouped", "attention")  # have a law for each type
+BY_TYPE = ("products", "grouped", "attention", "attention_fp8")  # have a law for each type
 OPTIONAL = ("experts_host", "network", "held_back", "held_back_by_host")
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
 
@@ -108,8 +108,9 @@ def _problem(found: Calibration, kind: str) -> str | None:
     lacking = [name for name in ("products", "layer") if first not in getattr(found, name)]
     if lacking:
         return f"{lacking[0]} lacks {first}"
-    if missing := {"forward", "backward"} - found.attention.keys():
-        return f"attention lacks {' and '.join(sorted(missing))}"
+    for what, laws in (("attention", found.attention), ("attention_fp8", found.attention_fp8)):
+        if (missing := {"forward", "backward"} - laws.keys()) and (laws or what == "attention"):
+            return f"{what} lacks {' and '.join(sorted(missing))}"
     if texts := [name for name in ("name", "source") if not isinstance(getattr(found, name), str)]:
         return f"{texts[0]} is {getattr(found, texts[0])!r}"
     rates: dict[str, float] = {"node.ranks": found.node.ranks}
@@ -164,6 +165,7 @@ def _scaled(gpu: Gpu) -> Calibration:
         grouped=products(known.grouped),
         # What scores cost is exponentials, not bytes.
         attention={name: _faster(law, operations, operations) for name, law in known.attention.items()},
+        attention_fp8={name: _faster(law, operations, operations) for name, law in known.attention_fp8.items()},
         memory=_faster(known.memory, moved),
         node=replace(known.node, **links),
         held_back=None,

@@ -70,7 +70,7 @@ def attention_in_fp8_has_kernels(f: Facts) -> Broken | None:
     finds no backend, in the first step."""
     precision, gpu, scaling = f.training.precision or "", peaks.of(f.cluster.gpu), f.cluster.attention_scaling
     is_hopper = gpu is not None and gpu.generation == Generation.HOPPER
-    if not f.kernels.fp8_attention or "fp8" not in precision or not is_hopper or scaling == "F16":
+    if not f.has_fp8_attention or not is_hopper:
         return None
     key = "mixed_precision.fp8_dot_product_attention"
     if f.model.head_dim not in (FP8_HEAD, None):

@@ -209,6 +209,12 @@ class Facts:
         return self.training.adapter_rank is not None
 
     @property
+    def has_fp8_attention(self) -> bool:
+        """Whether attention itself, not only its projections, is calculated in FP8."""
+        asked = self.kernels.fp8_attention and "fp8" in (self.training.precision or "")
+        return asked and self.cluster.attention_scaling != "F16"
+
+    @property
     def microbatches(self) -> int | None:
         """Micro-batches of a step on each rank; None if they don't come out even."""
         return self.layout.microbatches(self.training.gbs, self.training.mbs)

@@ -270,9 +270,10 @@ class _Model:
         if f.kernels.attention == "unfused":
             return self.plain_attention(one)
         operations = 2 * scores.count * scores.channels
+        laws = (f.has_fp8_attention and self.known.attention_fp8) or self.known.attention
         forward, backward = (
             law.seconds(times * operations, scores.count, 1 + scores.rows / 1000) + (scores.pieces - 1) * law.latency
-            for law, times in ((self.known.attention["forward"], 1.0), (self.known.attention["backward"], 2.5))
+            for law, times in ((laws["forward"], 1.0), (laws["backward"], 2.5))
         )
         return forward, backward
 

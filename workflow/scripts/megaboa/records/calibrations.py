@@ -69,7 +69,8 @@ class Calibration(Record):
     """Laws for kernels and collectives, and times that the host needs to launch kernels.
 
     `products` by type: bf16 (for all 16-bit types), fp8_current, fp8_delayed, fp8_blocks, mxfp8; `grouped` the same for
-    experts. `attention` has `forward` and `backward`.
+    experts. `attention` has `forward` and `backward`; `attention_fp8` the same for attention in FP8, empty if the GPU
+    lacks it.
 
     Host times, forward and backward: `layer`: a dense layer, by type; `tensor_host`: added if tensor parallel ranks
     share the layer; `experts_host`: added for a layer with experts, whose groups are the rank's experts; `micro_batch`:
@@ -88,6 +89,7 @@ class Calibration(Record):
     products: dict[str, Law]
     grouped: dict[str, Law] = field(default_factory=dict)
     attention: dict[str, Law]
+    attention_fp8: dict[str, Law] = field(default_factory=dict)
     memory: Law
     launch: float
     layer: dict[str, float]
