@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -14,8 +15,9 @@ import pytest
 import megaboa
 from megaboa.calls.beginning import introduce
 from megaboa.check import fit, tensors
+from megaboa.check.facts import FIELDS
 from megaboa.config import ConfigError
-from megaboa.plan import families, specifications
+from megaboa.plan import families, run_facts, specifications
 from megaboa.plan.families import UnknownFamilyError, count_parameters
 from megaboa.plan.shared import Shared
 from megaboa.records import Preflight, RunCheck, write
@@ -23,7 +25,11 @@ from megaboa.records import Preflight, RunCheck, write
 ASK = """
 from megaboa.bridge.process import prepare
 prepare("cpu")
+import dataclasses
 import json
+from types import SimpleNamespace
+from megaboa.bridge import config_facts
+from megaboa.check.facts import Facts, overlay
 from megatron.bridge import AutoBridge
 from transformers import AutoConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as NAMES
@@ -36,26 +42,58 @@ for model_type, name in families.items():
         model = AutoBridge.from_hf_config(config).to_megatron_provider(load_weights=False)
     except (KeyError, AttributeError):  # its defaults aren't a whole config
         continue
-    qk_norm = None if model.multi_latent_attention else model.qk_layernorm
-    made[model_type] = [qk_norm, model.bias_activation_fusion, model.activation_func.__name__]
+    value = lambda field, holder=SimpleNamespace(model=model): config_facts._value(holder, field)
+    facts = overlay(Facts(), value, lambda field: value(field) is not config_facts._ABSENT)
+    made[model_type] = {
+        "config": json.loads(config.to_json_string(use_diff=False)),
+        "facts": dataclasses.asdict(config_facts._completed(facts).model),
+        "fused": model.bias_activation_fusion,
+        "activation": model.activation_func.__name__,
+    }
 print("\\n" + json.dumps({"families": list(families), "made": made}))
 """
 MODEL = "models: {{m: {{tokenizer: bpe, {}}}}}\nmodel: m\n"
 GPT2 = MODEL.format("config: {model_type: gpt2, n_embd: 32}")
 
 
-@pytest.mark.slow
-def test_the_list_is_that_of_the_installed_bridge():
+# Sizes that a config of the family doesn't have at its top, or that the plan doesn't count.
+NOT_KNOWN = {"gemma3", "gemma4", "qwen3_5", "qwen3_5_moe", "nemotron_h"}
+# Facts that no prediction of a dense model, of latent attention, or of a model without dense layers needs.
+DENSE_ONLY, LATENT_ONLY = {"topk"}, {"qk_norm", "head_dim"}
+
+
+@pytest.fixture(scope="module")
+def found():
     scripts = Path(megaboa.__file__).parents[1]
     done = subprocess.run([sys.executable, "-c", ASK], cwd=scripts, capture_output=True, text=True, check=True)
-    found = json.loads(done.stdout.splitlines()[-1])
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.slow
+def test_the_plan_knows_a_config_as_bridge_converts_it(found):
+    of_bridge = {name.removeprefix("model.") for name in FIELDS if name.startswith("model.")} - {"vocab_multiple"}
+    for family, one in found["made"].items():
+        if family in NOT_KNOWN:
+            continue
+        planned = json.loads(json.dumps(dataclasses.asdict(run_facts._model(one["config"], None, False))))
+        real = one["facts"]
+        if real["moe_layers"] and all(real["moe_layers"]):  # the plan's word for it is null
+            real["moe_layers"] = None
+        ignored = set() if real["experts"] else DENSE_ONLY
+        ignored |= LATENT_ONLY if real["latent"] else set()
+        ignored |= {"ffn"} if real["experts"] and real["moe_layers"] is None else set()
+        different = {name: (planned[name], real[name]) for name in of_bridge - ignored if planned[name] != real[name]}
+        assert not different, family
+
+
+@pytest.mark.slow
+def test_the_list_is_that_of_the_installed_bridge(found):
     assert set(found["families"]) == families.CONVERTIBLE
     assert families.CONVERTIBLE - set(found["made"]) == {"deepseek_v4", "glm_moe_dsa", "hy_v3"}
     assert version("megatron-bridge") == families.BRIDGE
-    for family, (qk_norm, fused, activation) in found["made"].items():
-        assert qk_norm is None or families.has_qk_norm({"model_type": family}) == qk_norm, family
-        assert (family in families.FUSED_ACTIVATION) == fused, family
-        assert family not in fit.UNFUSED or activation == "silu", family
+    for family, one in found["made"].items():
+        assert (family in families.FUSED_ACTIVATION) == one["fused"], family
+        assert family not in fit.UNFUSED or one["activation"] == "silu", family
 
 
 def test_whose_heads_must_divide_the_hidden_size():

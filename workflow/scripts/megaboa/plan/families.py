@@ -31,6 +31,12 @@ QK_NORM = frozenset(
     )
 )
 
+# What their layers have that others lack, or the reverse, as Bridge's converters set it up.
+UNGATED = frozenset(("nemotron", "nemotron_h"))  # feed-forward layers
+BIASED = frozenset(("gpt_oss",))  # all linear layers
+QKV_BIASED = frozenset(("qwen2",))
+LAYER_NORM = frozenset(("nemotron",))  # with a bias, instead of RMSNorm
+
 # Families whose converter in Bridge fuses the activation of the feed-forward layers.
 FUSED_ACTIVATION = frozenset(("deepseek_v2", "deepseek_v3", "glm4_moe", "glm4_moe_lite", "gpt_oss", "llama"))
 

@@ -15,8 +15,8 @@ from megaboa.config.models.experiment import Experiment
 from megaboa.launch.nsys import has_nsys
 from megaboa.layout import DENSE, Layout
 from megaboa.paths import ExperimentFolder
-from megaboa.plan import tasks
-from megaboa.plan.families import FUSED_ACTIVATION, has_qk_norm, is_wholly_rotary, with_defaults
+from megaboa.plan import families, tasks
+from megaboa.plan.families import has_qk_norm, is_wholly_rotary, with_defaults
 from megaboa.plan.plan import Run
 from megaboa.plan.quantities import Quantities
 from megaboa.records import Preflight, RunCheck, Tree, read_if_there
@@ -147,22 +147,21 @@ def _cluster(config: Experiment, recipe: str | None = None) -> Cluster:
 
 
 def _kernels(hf_config: Tree | None) -> Kernels:
-    return Kernels(fused_activation=(hf_config or {}).get("model_type") in FUSED_ACTIVATION)
+    return Kernels(fused_activation=(hf_config or {}).get("model_type") in families.FUSED_ACTIVATION)
 
 
 def _model(hf_config: Tree | None, tokenizer_vocab: int | None, pretrained: bool) -> Model:
     """Facts of a Hugging Face config. The vocabulary (the config's, or else the tokenizer's) isn't padded."""
     if hf_config is None:
         return Model(tokenizer_vocab=tokenizer_vocab, pretrained=pretrained)
-    c = with_defaults(hf_config)
-    experts = next((c[name] for name in ("num_experts", "num_local_experts", "n_routed_experts") if c.get(name)), None)
+    c, family = with_defaults(hf_config), hf_config.get("model_type")
     heads, hidden = c.get("num_attention_heads"), c.get("hidden_size")
     latent = c.get("kv_lora_rank") is not None
     tied = c.get("tie_word_embeddings", False)
     vocabulary = hf_config.get("vocab_size") or tokenizer_vocab
     return Model(
         kind=model_kinds.of_family(str(c.get("model_type"))).name,
-        family=c.get("model_type"),
+        family=family,
         layers=c.get("num_hidden_layers"),
         hidden=hidden,
         ffn=c.get("intermediate_size"),
@@ -174,12 +173,12 @@ def _model(hf_config: Tree | None, tokenizer_vocab: int | None, pretrained: bool
         max_length=c.get("max_position_embeddings"),
         rotary=1.0 if is_wholly_rotary(c) else None,
         tied=tied,
+        gated=family not in families.UNGATED,
+        bias=family in families.BIASED,
+        qkv_bias=family in families.QKV_BIASED,
+        norm_bias=family in families.LAYER_NORM,
         qk_norm=has_qk_norm(c),
-        experts=experts,
-        topk=c.get("num_experts_per_tok") if experts else None,
-        moe_ffn=(c.get("moe_intermediate_size") or c.get("intermediate_size")) if experts else None,
-        shared_ffn=(c.get("n_shared_experts") or 0) * (c.get("moe_intermediate_size") or 0) or None,
-        moe_layers=_sparse_layers(c) if experts else None,
+        **_experts(c),
         latent=latent,
         q_rank=c.get("q_lora_rank"),
         kv_rank=c.get("kv_lora_rank"),
@@ -192,10 +191,32 @@ def _model(hf_config: Tree | None, tokenizer_vocab: int | None, pretrained: bool
     )
 
 
+def _experts(c: Tree) -> Tree:
+    """Facts of a mixture of experts; families have different keys for them."""
+
+    def first(*names: str) -> Any:
+        return next((c[name] for name in names if c.get(name)), None)
+
+    experts = first("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+    if not experts:
+        return {}
+    width = c.get("moe_intermediate_size") or c.get("intermediate_size")
+    shared = (first("n_shared_experts", "num_shared_experts", "moe_num_shared_experts") or 0) * (width or 0)
+    return {
+        "experts": experts,
+        "topk": first("num_experts_per_tok", "moe_k"),
+        "moe_ffn": width,
+        "shared_ffn": c.get("shared_expert_intermediate_size") or shared or None,
+        "moe_layers": _sparse_layers(c),
+    }
+
+
 def _sparse_layers(c: Tree) -> tuple[bool, ...] | None:
     """For each layer whether it has experts; None if all have."""
     layers, step = range(c.get("num_hidden_layers") or 0), c.get("decoder_sparse_step") or 1
-    dense = {*(c.get("mlp_only_layers") or []), *range(c.get("first_k_dense_replace") or 0)}
+    first = c.get("first_k_dense_replace") or c.get("moe_layer_start_index") or 0
+    listed = (layer for layer, kind in enumerate(c.get("mlp_layer_types") or []) if kind == "dense")
+    dense = {*(c.get("mlp_only_layers") or []), *range(first), *listed}
     sparse = tuple((layer + 1) % step == 0 and layer not in dense for layer in layers)
     return None if all(sparse) else sparse
 
