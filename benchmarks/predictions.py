@@ -286,7 +286,7 @@ def ours() -> list[Row]:
     again = of_experiment("h200-llama3-8b-again", "llama3-8b-2xh200.yaml", "overlays/llama3-8b-fusions.yaml")
     fastest = of_experiment("h200-llama3-8b-fastest", "llama3-8b-2xh200.yaml", "overlays/llama3-8b-fusions.yaml")
     eight = of_experiment("h200-llama3-slices", "slices-1xh200.yaml", "overlays/llama3-precisions.yaml")
-    blind = of_experiment("h200-blind", "blind-2xh200.yaml")
+    blind = [one for data in ("h200-blind", "h200-blind-again") for one in of_experiment(data, "blind-2xh200.yaml")]
     four = of_experiment("h200-four", "llama3-8b-8xh200.yaml", "overlays/llama3-8b-4xh200.yaml")
     scaling = [one for data in ("h200-scaling", "h200-scaling-4") for one in of_experiment(data, "scaling-8xh200.yaml")]
     tuned = of_experiment("h200-tune", "llama3-8b-2xh200.yaml", HERE / "h200-tune.yaml")

@@ -89,7 +89,7 @@ class Calibration(Record):
     products: dict[str, Law]
     grouped: dict[str, Law] = field(default_factory=dict)
     attention: dict[str, Law]
-    attention_fp8: dict[str, Law] = field(default_factory=dict)
+    attention_fp8: dict[str, Law] = field(default_factory=dict, metadata=IF_SET)
     memory: Law
     launch: float
     layer: dict[str, float]
