@@ -166,3 +166,15 @@ def test_every_layer_has_all_experts(tmp_path, shapes, state, said):
     found = checks(tmp_path, {**DENSE, **shapes}, **config)["experts"]
     assert found[0] == state
     assert said in found[1]
+
+
+def test_a_mixture_of_experts_that_is_cut_to_its_dense_layers_has_none(tmp_path):
+    config = {
+        "model_type": "deepseek_v3",
+        "n_routed_experts": 4,
+        "first_k_dense_replace": 2,
+        "tie_word_embeddings": False,
+    }
+    assert "experts" not in checks(tmp_path, DENSE, num_hidden_layers=2, **config)
+    (tmp_path / "sparse").mkdir()
+    assert checks(tmp_path / "sparse", DENSE, num_hidden_layers=3, **config)["experts"][0] == "FAIL"

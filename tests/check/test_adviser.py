@@ -77,14 +77,56 @@ def test_nothing_is_advised_where_nothing_fits():
     given = dataclasses.replace(facts("70B"), cluster=Cluster("cuda", 1, 8, "h100-80g"))
     assert adviser.advise(given) == []
     told = re.search(
-        r"the smallest of \d+ legal ones takes (.*) of 79.2 GiB; (\d) nodes suffice", adviser.why_none(given)
+        r"the smallest of \d+ that were tried takes (.*) of 79.2 GiB; (\d) nodes suffice", adviser.why_none(given)
     )
     assert float(told[1]) > 79.2 and adviser.advise(adviser.on_nodes(given, int(told[2])))
     small = dataclasses.replace(given, cluster=Cluster("cuda", 1, 8, "h100-8g"))
-    assert "don't suffice: take GPUs with more memory" in adviser.why_none(small)
+    assert adviser.why_none(small).endswith("on 2, 4, ... 64 times as many nodes: take GPUs with more memory")
 
 
-@pytest.mark.parametrize(("nodes", "gpus", "nearest"), [(1, 7, "1022 or 1029"), (1000, 8, "8000")])
+@pytest.mark.parametrize(
+    ("layers", "pp", "said"),
+    [
+        (80, 16, {}),
+        (126, 16, {"embedding_counts": True, "loss_counts": True}),  # Llama 3.1 405B
+        (79, 16, {"loss_counts": True}),
+        (61, 16, {"first_stage_layers": 3, "last_stage_layers": 2}),  # DeepSeek-V3
+    ],
+)
+def test_layers_that_are_no_multiple_of_the_stages_are_divided_too(layers, pp, said):
+    given = facts("70B")
+    given = dataclasses.replace(given, model=dataclasses.replace(given.model, layers=layers, tied=False))
+    found = [one for one in adviser.candidates(given) if one.layout.pp == pp]
+    assert found and all(table.is_legal(one) for one in found)
+    for one in found:
+        assert {name: value for name, value in vars(one.layout).items() if name in said} == said
+        divided = {name: getattr(one.layout, name) for name in adviser.EVEN.keys() - said.keys()}
+        assert divided == {name: adviser.EVEN[name] for name in divided}
+    own = dataclasses.replace(given, layout=dataclasses.replace(given.layout, embedding_counts=True))
+    key = "overrides.model.account_for_embedding_in_pipeline_split"
+    assert adviser.differences(found[0], own).get(key, True) == said.get("embedding_counts", False)
+
+
+def test_weights_are_sharded_where_nothing_else_fits_or_the_experiment_has_it():
+    wide = {
+        "layers": 3,
+        "hidden": 16384,
+        "ffn": 65536,
+        "heads": 128,
+        "kv_groups": 128,
+    }  # little to divide over 512 GPUs
+    model = dataclasses.replace(facts("70B").model, **wide)
+    plenty = dataclasses.replace(facts("70B"), model=model, cluster=Cluster("cuda", 64, 8, "h100-80g"))
+    assert min(memory.peak(one).total for one in adviser.candidates(plenty)) > 9 * memory.GIB
+    scarce = dataclasses.replace(plenty, cluster=Cluster("cuda", 64, 8, "h100-9g"))
+    found = adviser.advise(scarce, 3)
+    assert found and all(one.facts.layout.fsdp == "megatron" and "-fsdp-" in f"-{one.name}" for one in found)
+    assert {one.facts.layout.fsdp for one in adviser.advise(plenty, 100)} == {"none"}
+    wanted = dataclasses.replace(plenty, layout=dataclasses.replace(plenty.layout, fsdp="megatron"))
+    assert {one.facts.layout.fsdp for one in adviser.advise(wanted, 100)} == {"none", "megatron"}
+
+
+@pytest.mark.parametrize(("nodes", "gpus", "nearest"), [(37, 1, "999 or 1036"), (1000, 8, "8000")])
 def test_where_the_batch_allows_no_layout_more_nodes_are_not_the_remedy(nodes, gpus, nearest):
     given = dataclasses.replace(facts("7B"), cluster=Cluster("cuda", nodes, gpus, "h100-80g"))
     assert adviser.advise(given) == []

@@ -144,8 +144,8 @@ def test_after_a_tie_losses_may_not_differ_by_just_anything(experiment):
 
 @pytest.mark.parametrize(
     ("moved", "margins", "vanished"),
-    [(1, [4e-4, 5e-4], 0), (2, [3e-8, 4e-4], 0), (3, [3e-8, 4e-8], 0), (1, [3e-8, 4e-8], 1), (1, [], 0)],
-    ids=["far from a tie", "one tie, two moved", "more moved than is known of", "a choice is lost", "nothing known"],
+    [(1, [4e-4, 5e-4], 0), (2, [3e-8, 4e-4], 0), (3, [3e-8, 4e-8], 0), (1, [3e-8, 4e-8], 1)],
+    ids=["far from a tie", "one tie, two moved", "more moved than is known of", "a choice is lost"],
 )
 def test_what_no_tie_explains_is_no_excuse(experiment, moved, margins, vanished):
     found = agreement_of(experiment, 5e-5, moved, margins, vanished)
@@ -154,6 +154,12 @@ def test_what_no_tie_explains_is_no_excuse(experiment, moved, margins, vanished)
         "different: 8 of 20 steps differ by more than 1e-05, step 13 first: by 5.0e-05; at step 13 "
     )
     assert found.detail.endswith(", which no tie explains")
+
+
+def test_a_router_whose_margins_are_not_recorded_is_said_to_be_one(experiment):
+    found = agreement_of(experiment, 5e-5, 1, margins=())
+    assert found.state == "FAIL" and found.verdict == "different" and not found.flip.is_known
+    assert found.detail.endswith("where distances from a tie aren't recorded for this kind of router")
 
 
 def test_a_tie_excuses_nothing_that_was_before_it(experiment):

@@ -57,7 +57,7 @@ def make_fit(device: str, threads: int = 1) -> None:
     from megaboa.bridge import latent_attention, profilers
 
     profilers.add_field()
-    latent_attention.without_extra_norm()
+    latent_attention.complete()
     import torch
 
     torch.set_num_threads(threads)

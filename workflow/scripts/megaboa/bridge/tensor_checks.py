@@ -99,9 +99,14 @@ def complete(weights: Tensors, config: PreTrainedConfig) -> list[Check]:
     tied = config.tie_word_embeddings if tied is None else tied
     experts = next((count for name in COUNTS if (count := getattr(text, name, None))), 0)
     return [
-        *([_has_experts(kinds, experts)] if experts else []),
+        *([_has_experts(kinds, experts)] if experts and not _is_dense(text) else []),
         *_has_vocabulary(weights, kinds, text.vocab_size, tied),
     ]
+
+
+def _is_dense(text: PreTrainedConfig) -> bool:
+    """Whether all layers are among the first, dense ones, as in a DeepSeek-V3 of three layers."""
+    return (getattr(text, "first_k_dense_replace", None) or 0) >= text.num_hidden_layers
 
 
 def _has_experts(kinds: dict[str, Kind], count: int) -> Check:

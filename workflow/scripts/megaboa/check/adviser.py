@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
 from megaboa.check import calibration, fit, memory, speed, table
-from megaboa.check.facts import Facts, of_key, with_keys
+from megaboa.check.facts import FIELDS, Facts, of_key, with_keys
 from megaboa.check.memory import GIB
 from megaboa.formats import counted
 from megaboa.layout import AXES, NAMES, Layout, words
 from megaboa.records import Calibration, Tree
 
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
+EVEN: Tree = {  # how layers are divided over pipeline stages
+    "first_stage_layers": None,
+    "last_stage_layers": None,
+    "embedding_counts": False,
+    "loss_counts": False,
+    "stages": None,
+}
 SEARCHED = (  # keys of candidates
     *(f"parallel.{name}" for name in (*NAMES, "sp", "fsdp", "distributed_optimizer")),
+    *(f"overrides.{FIELDS[f'layout.{name}']}" for name in EVEN),
     *("training.micro_batch_size", *fit.RECOMPUTED),
 )
 MOST_NODES = 64  # times the nodes that were asked for, tried where nothing fits
@@ -33,44 +41,52 @@ class Advice:
     @property
     def name(self) -> str:
         """Short name such as `tp2-mbs4-recompute`. Tensor ranks always have sequence parallelism here."""
-        parts = [*words(vars(self.facts.layout)), f"mbs{self.facts.training.mbs}"]
+        parts = [*words(vars(self.facts.layout)), *(["fsdp"] if self.facts.layout.fsdp != "none" else [])]
+        parts.append(f"mbs{self.facts.training.mbs}")
         return "-".join([*parts, *(["recompute"] if self.facts.kernels.recompute else [])])
 
 
 def advise(f: Facts, top: int = 8, known: Calibration | None = None) -> list[Advice]:
     """The fastest layouts, each with its best micro-batch, and with recomputation only if that is faster.
 
-    `known`: the calibration to use; default: the GPU's.
+    Layouts with FSDP are among them if the experiment has it, or if no other fits. `known`: the calibration to use;
+    default: the GPU's.
     """
-    best: dict[tuple[Any, ...], Advice] = {}
-    limit = fit.capacity(str(f.cluster.gpu))
     known = known or calibration.of(f.cluster.gpu)
-    for candidate in candidates(f):
+    wanted = [*candidates(f), *(sharded(f) if f.layout.fsdp != "none" else ())]
+    found = _fastest(wanted, known) or _fastest(sharded(f), known)
+    return sorted(found, key=lambda one: one.step.seconds)[:top]
+
+
+def _fastest(given: Iterable[Facts], known: Calibration | None) -> list[Advice]:
+    """The fastest candidate of each layout, if one fits."""
+    best: dict[tuple[Any, ...], Advice] = {}
+    for candidate in given:
         need = memory.peak(candidate).total
-        if need > limit:
+        if need > fit.capacity(str(candidate.cluster.gpu)):
             continue
         found = Advice(candidate, speed.of_step(candidate, known), need)
         key = dataclasses.astuple(candidate.layout)
         if key not in best or found.step.seconds < best[key].step.seconds:
             best[key] = found
-    return sorted(best.values(), key=lambda found: found.step.seconds)[:top]
+    return list(best.values())
 
 
 def why_none(f: Facts) -> str:
     """Why `advise` lists nothing for these nodes, and what would help."""
     gpus = f"{counted(f.cluster.nodes * f.cluster.gpus_per_node, 'GPU')} of {f.cluster.gpu}"
-    needs = [memory.peak(candidate).total for candidate in candidates(f)]
+    needs = [memory.peak(candidate).total for candidate in (*candidates(f), *sharded(f))]
     if not needs:
         # Without parallelism the batch is divided by all GPUs; had it come out even, this layout would be a candidate.
         plain = dataclasses.replace(f, layout=_plain(f), training=dataclasses.replace(f.training, mbs=1))
         broken = "; ".join(str(found) for found in table.check(plain) if found.level == "error")
         return f"no layout is legal on {gpus}; without parallelism: {broken}"
-    text = f"no layout fits on {gpus}: the smallest of {counted(len(needs), 'legal one')} takes {min(needs) / GIB:.1f}"
+    text = f"no layout fits on {gpus}: the smallest of {len(needs):,} that were tried takes {min(needs) / GIB:.1f}"
     text += f" of {fit.capacity(str(f.cluster.gpu)) / GIB:.1f} GiB"
     more = (nodes for nodes in _more_nodes(f) if advise(on_nodes(f, nodes), 1))
     if (nodes := next(more, None)) is not None:
         return f"{text}; {nodes:,} nodes suffice: --nodes {nodes}"
-    return f"{text}; up to {MOST_NODES} times as many nodes don't suffice: take GPUs with more memory"
+    return f"{text}, and so it is on 2, 4, ... {MOST_NODES} times as many nodes: take GPUs with more memory"
 
 
 def _more_nodes(f: Facts) -> list[int]:
@@ -88,7 +104,7 @@ def _plain(f: Facts) -> Layout:
     world = f.cluster.nodes * f.cluster.gpus_per_node
     sharded = f.training.optimizer != "sgd"  # which has no state to distribute
     return dataclasses.replace(
-        f.layout, world_size=world, **sizes, sp=False, fsdp="none", distributed_optimizer=sharded
+        f.layout, world_size=world, **sizes, **EVEN, sp=False, fsdp="none", distributed_optimizer=sharded
     )
 
 
@@ -97,14 +113,23 @@ def candidates(f: Facts, shortest: int = 4096) -> Iterator[Facts]:
     gpus, world = f.cluster.gpus_per_node, f.cluster.nodes * f.cluster.gpus_per_node
     layers = f.model.layers or 1
     tensor = [tp for tp in _powers(gpus) if gpus % tp == 0]
-    stages = [pp for pp in range(1, min(layers, world) + 1) if world % pp == 0 and (layers % pp == 0 or pp == 1)]
+    stages = [pp for pp in range(1, min(layers, world) + 1) if world % pp == 0]
     context = [cp for cp in _powers(world) if cp == 1 or (f.training.seq_length or 0) // cp >= shortest]
     experts = _powers(f.model.experts or 1)
     plain = _plain(f)
     for tp, pp, cp, ep in product(tensor, stages, context, experts):
-        for vpp in _interleaved(layers, pp):
-            layout = dataclasses.replace(plain, tp=tp, pp=pp, vpp=vpp, cp=cp, ep=ep, sp=tp > 1)
+        for change in _divided(layers, pp):
+            layout = dataclasses.replace(plain, tp=tp, pp=pp, cp=cp, ep=ep, sp=tp > 1, **change)
             yield from _filled(dataclasses.replace(f, layout=layout))
+
+
+def sharded(f: Facts) -> Iterator[Facts]:
+    """Every legal layout with Megatron-FSDP, without a pipeline."""
+    for one in candidates(f):
+        if one.layout.pp == 1:
+            changed = dataclasses.replace(one, layout=dataclasses.replace(one.layout, fsdp="megatron"))
+            if table.is_legal(changed):
+                yield changed
 
 
 def _filled(f: Facts) -> Iterator[Facts]:
@@ -119,10 +144,18 @@ def _powers(limit: int) -> list[int]:
     return [2**power for power in range(limit.bit_length()) if 2**power <= limit]
 
 
-def _interleaved(layers: int, pp: int) -> list[int | None]:
-    if pp == 1 or layers % pp:
-        return [None]
-    return [None, *(chunks for chunks in (2, 4) if (layers // pp) % chunks == 0)]
+def _divided(layers: int, pp: int) -> list[Tree]:
+    """How stages share the layers: evenly, with virtual stages too; if that isn't possible, with the embedding and the
+    loss counted as a layer each, or the loss alone; or else with fewer layers at the ends."""
+    if pp == 1:
+        return [{}]
+    for counted_too in ({}, {"embedding_counts": True, "loss_counts": True}, {"loss_counts": True}):
+        each, rest = divmod(layers + len(counted_too), pp)
+        if not rest and each > len(counted_too):
+            return [{**counted_too, "vpp": vpp} for vpp in (None, 2, 4) if not each % (vpp or 1)]
+    each = -(-layers // pp)
+    ends = layers - each * (pp - 2)
+    return [{"first_stage_layers": ends - ends // 2, "last_stage_layers": ends // 2}] if ends >= 2 else []
 
 
 def differences(facts: Facts, own: Facts) -> Tree:

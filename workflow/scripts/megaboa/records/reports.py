@@ -92,9 +92,12 @@ class Flip(Record):
     choices: int
     of: int
     margin: float
+    is_known: bool = True  # whether the router's choice depends on the logits alone, whose distances were recorded
 
     def __str__(self) -> str:
         near = f"two were {self.margin:.1e} apart" if math.isfinite(self.margin) else "no two were near a tie"
+        if not self.is_known:
+            near = "distances from a tie aren't recorded for this kind of router"
         what = f"{self.choices:,} of {self.of:,} choices fell on another expert"
         return f"at step {self.step} {what} in layer {self.layer}, where {near}"
 

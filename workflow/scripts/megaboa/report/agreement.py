@@ -125,7 +125,7 @@ def _judged(
             check, state="PASS", verdict="within rounding", detail=_small(check, found, limits, before, tied)
         )
     check = replace(check, beyond_at=min(one.step for one in wrong))
-    why = [f"{flip}{'' if tied else ', which no tie explains'}"] if flip else []
+    why = [f"{flip}{', which no tie explains' if flip.is_known and not tied else ''}"] if flip else []
     seeds = _of_seeds(reference, run, [known[seed] for seed in agreement.seeds])
     detail = "; ".join([*map(str, wrong), *why, *([seeds.detail] if seeds else [])])
     verdict = "within a seed" if seeds and seeds.within else "different"
@@ -289,7 +289,8 @@ def _flip(step: int, layer: int, one: Tree, other: Tree) -> Flip:
     # A token near a tie in one run is near it in the other too. If the numbers of choices differ, it is no tie at all.
     near = [run["margins"][choices - 1] if len(run["margins"]) >= choices else math.inf for run in (one, other)]
     margin = max(near) if gained == lost else math.inf
-    return Flip(step=step, layer=layer, choices=choices, of=sum(one["load"]), margin=margin)
+    is_known = bool(one["margins"] and other["margins"])
+    return Flip(step=step, layer=layer, choices=choices, of=sum(one["load"]), margin=margin, is_known=is_known)
 
 
 def _first(found: pd.DataFrame, where: pd.Series) -> int | None:
