@@ -8,7 +8,8 @@ from pydantic import ValidationError
 
 from megaboa.config.models.outputs import Evaluate
 from megaboa.errors import InputError
-from megaboa.evaluation import evaluate
+from megaboa.evaluation import evaluate, files_of
+from megaboa.files import file_digest
 
 WRITE = "echo '{document}' > {{out}}"
 
@@ -55,6 +56,44 @@ def test_what_was_evaluated_already_is_not_called_again(call, tmp_path):
     assert (tmp_path / "calls").read_text() == "x\n"
     call(command + " ")
     assert (tmp_path / "calls").read_text() == "x\nx\n"
+
+
+def test_an_edited_script_is_called_again_and_noted(call, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    script = tmp_path / "score.sh"
+    command = "sh score.sh {model} > {out}"
+    script.write_text("echo 1")
+    first = call(command)
+    assert (first.values, first.files) == ({"value": 1}, {"score.sh": file_digest(script)})
+    script.write_text("echo 2")
+    second = call(command)
+    assert (second.values, second.files) == ({"value": 2}, {"score.sh": file_digest(script)})
+    script.write_text("echo 1")
+    assert call(command) == first and len(kept(tmp_path)) == 2
+
+
+def test_a_script_that_changes_during_its_evaluation_is_noted_as_it_was_and_said(call, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    script = tmp_path / "score.sh"
+    script.write_text("echo 1; echo '# edited' >> score.sh")
+    before = file_digest(script)
+    assert call("sh score.sh {model} > {out}").files == {"score.sh": before}
+    assert (
+        "warning: score.sh changed during the evaluation: the next call will evaluate again" in capsys.readouterr().out
+    )
+
+
+def test_which_files_of_a_command_are_the_experiments_own(tmp_path, monkeypatch):
+    """Those in the working folder, and scripts elsewhere; no program, no hidden file, no log that it writes."""
+    folder = tmp_path / "work"
+    for name in ("evals/run.py", "tasks", "run.log", "more.log", ".venv/tool", "../outside.py", "../program"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(name)
+    monkeypatch.chdir(folder)
+    command = "A=1 .venv/tool && python evals/run.py --tasks='tasks' ../outside.py ../program /bin/ls evals {model}"
+    command += f" ~nobody-here/x.py {'x' * 1000} --out={{out}} 2>> run.log | tee -a more.log"
+    assert files_of(command) == {name: file_digest(name) for name in ("evals/run.py", "tasks", "../outside.py")}
+    assert files_of(None) == files_of("true") == {}
 
 
 @pytest.mark.parametrize(

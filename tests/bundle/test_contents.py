@@ -12,8 +12,9 @@ from megaboa.bundle import contents
 from megaboa.bundle.contents import LARGEST, Asked, collect
 from megaboa.bundle.private import Private
 from megaboa.errors import InputError
+from megaboa.evaluation import files_of
 from megaboa.files import write_json
-from megaboa.records import FrozenTokenizer, ImageAsked, SourceFile, Sources, write
+from megaboa.records import EvaluateSpec, FrozenTokenizer, ImageAsked, SourceFile, Sources, write
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "gpt_tiny.py"
 
@@ -154,6 +155,22 @@ def test_scripts_and_tables_that_the_configuration_names_are_in_it(asked, tmp_pa
     needed = json.loads(files["bundle.json"])["needed"]
     assert [(Path(one["path"]).name, one["bytes"]) for one in needed] == [("score.py", 1), ("large.bin", LARGEST + 1)]
     assert needed[0]["sha256"] == hashlib.sha256(b"1").hexdigest()
+
+
+@pytest.mark.parametrize("name", ["evaluation.json", "along/3/evaluation.json"])
+def test_a_script_that_was_edited_after_its_evaluation_stops_the_bundle(asked, name):
+    """Evaluations of older versions don't say what made them."""
+    script, record = Path("score.py"), asked.results / "runs" / "a" / name
+    script.write_text("1")
+    command = "python score.py {model} {out}"
+    write(asked.results / "specs" / "evaluate.json", EvaluateSpec(command=command))
+    write(record, made.evaluation(command=command, files=files_of(command)))
+    assert bundled(asked)["score.py"] == b"1"
+    script.write_text("2")
+    with pytest.raises(InputError, match=rf"^evaluate\.command: score\.py was edited after .*{name} was made with it"):
+        bundled(asked)
+    write(record, made.evaluation(command=command))
+    assert bundled(asked)["score.py"] == b"2"
 
 
 def test_data_that_is_not_in_it_is_listed(asked, tmp_path):

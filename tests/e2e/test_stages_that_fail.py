@@ -5,7 +5,7 @@ import re
 import pytest
 from clone import edit
 
-from megaboa.files import read_json
+from megaboa.files import file_digest, read_json
 
 pytestmark = pytest.mark.slow
 
@@ -75,6 +75,29 @@ def test_an_evaluation_that_fails_is_said_in_the_report_and_tried_again(workspac
     assert call(workspace, config, "evaluate", code=1)[0][-1].endswith("did not complete successfully.")
     lines, page = call(workspace, experiment(workspace))
     assert lines[-2].startswith("PASS: ") and states(workspace) == {}
+
+
+def test_an_edited_script_evaluates_again_and_nothing_else(workspace):
+    """Before, the report and the bundle had the numbers of the script as it had been."""
+    script, more = (
+        workspace.path / "my_eval.sh",
+        "export: {runs: all}\nevaluate: {command: 'sh my_eval.sh {model} {out}'}\n",
+    )
+    script.write_text("echo 1 > $2\n")
+    config = workspace.experiment("scored", {"a": "{}"}, more=more)
+    edit(config, "init: pretrained", "init: scratch")
+    workspace.snakemake("--configfile", config)
+    assert workspace.planned("--configfile", config) == {}
+    script.touch()
+    assert workspace.planned("--configfile", config) == {}
+    script.write_text("echo 2 > $2\n")
+    assert workspace.planned("--configfile", config) == {"evaluate_model": 1, "report": 1}
+    assert "my_eval.sh changed: a" in workspace.snakemake("-n", "--configfile", config)
+    workspace.snakemake("bundle", "--configfile", config)
+    found = workspace.json("scored", "runs", "a", "evaluation.json")
+    assert (found["values"], found["files"]) == ({"value": 2}, {"my_eval.sh": file_digest(script)})
+    assert workspace.json("scored", "specs", "evaluate.json")["files"] == found["files"]
+    assert workspace.planned("bundle", "--configfile", config) == {}
 
 
 def test_a_proof_that_fails_is_shown_check_by_check(workspace):

@@ -1,13 +1,18 @@
 """What runs share is specified once, by all that its job must know."""
 
 import json
+import os
+from pathlib import Path
 
+import made
 import yaml
 from indexed_files import write_indexed
 
 from megaboa.config import load
+from megaboa.files import file_digest, write_text
 from megaboa.plan import make_plan, specifications
 from megaboa.plan.shared import Shared
+from megaboa.records import EvaluateSpec, write
 
 EXPERIMENT = {
     "experiment": "e",
@@ -225,3 +230,38 @@ def test_the_report_knows_what_runs_have_of_the_keys_that_only_others_set(plan_o
     assert report["unset"] == {"one": known}, "what a recipe decides isn't known"
     grid = "sweep: {grid: {optimizer.lr: [0.1, 0.2]}}\n"
     assert "unset" not in specifications.contents(Shared(plan_of(grid), tmp_path))["report.json"]
+
+
+def evaluated(tmp_path, **changes):
+    command = "python score.py --known=results/made.json {model} {out}"
+    return shared(tmp_path, evaluate={"command": command}, **changes)
+
+
+def test_the_files_of_an_evaluations_command_are_in_its_specification(tmp_path, monkeypatch):
+    """But not what other rules make."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("score.py", "results/made.json"):
+        write_text(name, name)
+    found = evaluated(tmp_path, export={"runs": ["b"], "checkpoints": "all"})
+    specs = specifications.contents(found)
+    assert specs["evaluate.json"]["files"] == specs["along/b.json"]["files"] == {"score.py": file_digest("score.py")}
+
+
+def test_evaluations_from_before_the_digests_stay_valid_until_a_script_is_edited(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_text("score.py", "1")
+    os.utime("score.py", (1, 1))
+    now, first = {"score.py": file_digest("score.py")}, evaluated(tmp_path)
+    command = first.plan.experiment.evaluate.command
+    assert first.evaluation_files == now  # nothing was planned yet
+    write(first.paths.specs.evaluate, EvaluateSpec(command=command))
+    assert evaluated(tmp_path).evaluation_files == {}
+    write(first.evaluations[0], made.evaluation(command=command))
+    before = evaluated(tmp_path)
+    assert before.evaluation_files == {} and "files" not in specifications.contents(before)["evaluate.json"]
+    write(first.paths.specs.evaluate, EvaluateSpec(command="another {model} {out}"))
+    assert evaluated(tmp_path).evaluation_files == now
+    write(first.paths.specs.evaluate, EvaluateSpec(command=command))
+    later = Path(first.evaluations[0]).stat().st_mtime + 1
+    os.utime("score.py", (later, later))
+    assert evaluated(tmp_path).evaluation_files == now

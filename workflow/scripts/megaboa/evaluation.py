@@ -1,9 +1,15 @@
-"""Downstream evaluation: runs the user's command on an exported model and reads the numbers of its JSON output."""
+"""Downstream evaluation: runs the user's command on an exported model and reads the numbers of its JSON output.
+
+The values depend on the export, on the command, and on the files that the command names, such as a script of the
+user's.
+"""
 
 from __future__ import annotations
 
 import json
 import math
+import os
+import re
 import shlex
 import subprocess
 import sys
@@ -12,27 +18,55 @@ from typing import Any
 
 from megaboa import store
 from megaboa.errors import InputError
+from megaboa.files import SCRIPTS, file_digest, inside
 from megaboa.records import Evaluation, ExportRecord
 
 SHOWN_LINES = 5
 MOST_VALUES = 1000
+MOST_BYTES = 100_000_000  # larger files are data: every call of Snakemake would read them for their digest
+_BETWEEN_WORDS = re.compile(r"[\s'\"=;|&()<>`]+")
+# A log that the command writes would be another one after every evaluation.
+_WRITTEN = re.compile(r"(?:>+[|&]?|\btee\b(?:\s+-\S+)*)\s*[^\s;|&()<>]+")
+
+
+def named_in(command: str | None) -> list[str]:
+    """The words of a command that may be paths of files which it reads."""
+    words = _BETWEEN_WORDS.split(_WRITTEN.sub(" ", command or ""))
+    return list(dict.fromkeys(word for word in words if word and "{" not in word))
+
+
+def files_of(command: str | None) -> dict[str, str]:
+    """The experiment's own files that a command names, with their SHA-256: those in the working folder, and scripts
+    elsewhere, but no installed programs."""
+    found = {}
+    for word in named_in(command):
+        path = Path(os.path.expanduser(word))  # noqa: PTH111 (any word of a command: `~nobody`, a thousand letters)
+        if not os.path.isfile(path):  # noqa: PTH113
+            continue
+        if (path.suffix in SCRIPTS or inside(path, Path())) and path.stat().st_size <= MOST_BYTES:
+            found[word] = file_digest(path)
+    return found
 
 
 def evaluate(command: str, export: ExportRecord, payloads: Path, experiment: str) -> Evaluation:
     """Evaluate an export, or reuse an earlier result; returns the content of evaluation.json."""
     run = export.run
-    identity = {"command": command, "export": export.digest}
+    used = files_of(command)
+    identity = {"command": command, "export": export.digest} | ({"files": used} if used else {})
     target = store.folder(payloads, "evaluations", f"{experiment}/{run}", identity)
     with store.building(target) as partial:
         if partial:
             _call(command, Path(export.path), partial / "out.json", run)
             numbers(partial)  # raises before an unreadable result is kept
+    if changed := [name for name, digest in files_of(command).items() if used.get(name) != digest]:
+        print(f"warning: {', '.join(changed)} changed during the evaluation: the next call will evaluate again")
     return Evaluation(
         run=run,
         command=command,
         export=export.digest,
         iteration=export.iteration,
         path=str(target),
+        files=used,
         values=numbers(target),
     )
 

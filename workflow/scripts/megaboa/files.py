@@ -14,6 +14,8 @@ from typing import IO, Any
 
 from megaboa.errors import InputError
 
+SCRIPTS = {".py", ".sh", ".yaml", ".yml", ".json", ".toml"}  # suffixes of files, as opposed to installed programs
+
 
 def canonical(value: Any) -> str:
     """JSON that is the same text for the same value: sorted keys, one line feed at the end."""
@@ -176,6 +178,16 @@ def _sound_lines(lines: Iterable[str | bytes]) -> list[Any]:
         with contextlib.suppress(json.JSONDecodeError):  # torn by a full disk or a kill
             found.append(json.loads(line))
     return found
+
+
+def inside(path: Path, *folders: Path) -> str | None:
+    """The path relative to the first of these folders that it is in; None if it is hidden (`.venv`) or elsewhere."""
+    place = path.resolve()
+    for folder in (folder.resolve() for folder in folders):
+        if place.is_relative_to(folder):
+            parts = place.relative_to(folder).parts
+            return "/".join(parts) if parts and not any(part.startswith(".") for part in parts) else None
+    return None
 
 
 def is_python(name: str) -> bool:

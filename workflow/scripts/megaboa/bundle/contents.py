@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
-import re
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,18 +16,20 @@ from typing import Any
 
 import yaml
 
-from megaboa import recipe_files
+from megaboa import evaluation, recipe_files
 from megaboa.bundle.private import ROOT, Private, without_notify
 from megaboa.config import yaml_file
 from megaboa.data import sources
 from megaboa.errors import InputError
-from megaboa.files import canonical, digest, file_digest, is_python, read_json
+from megaboa.files import SCRIPTS, canonical, digest, file_digest, inside, is_python, read_json
 from megaboa.paths import ExperimentFolder, RunFolder
 from megaboa.records import (
     AttemptStart,
     BundleEnvironment,
     BundleManifest,
     CorpusSpec,
+    EvaluateSpec,
+    Evaluation,
     Image,
     ImageAsked,
     ModelSource,
@@ -83,8 +84,6 @@ OF_EXPERIMENT = (
 OF_RUN = ("*.json", "metrics/*", "along/*/*.json", "earlier/*/*.json")
 TEXT = {".json", ".jsonl", ".tsv", ".html", ".svg", ".md", ".tex", ".yaml", ".yml", ".txt"}
 LARGEST = 1_000_000  # size limit of scripts and tables, in bytes
-SCRIPTS = {".py", ".sh", ".yaml", ".yml", ".json", ".toml"}  # suffixes of files, as opposed to installed programs
-_BETWEEN_WORDS = re.compile(r"[\s'\"=;|&()<>`]+")
 Named = tuple[str, str]  # key of the configuration, and a path that it names
 Needed = dict[str, Any]
 
@@ -103,6 +102,7 @@ def collect(asked: Asked, machine: Private, environment: Mapping[str, str] = os.
 
     Raises InputError if one of them contains a secret.
     """
+    _refuse_edited(asked.results)
     made = {**_config(asked), **_results(asked.results)}
     # Code is left unchanged: a store in `/data`, or a user called `local`, would corrupt it.
     trees = [*(yaml_file.read(path)[0] for path in asked.config_files), asked.command_line]
@@ -295,7 +295,7 @@ def small_files(results: Path, trees: Iterable[Mapping[str, Any]], root: Path) -
         path = Path(os.path.expanduser(named))  # noqa: PTH111 (any word of a command: `~nobody`, a thousand letters)
         if not os.path.exists(path):  # noqa: PTH110
             continue
-        name = _inside(path, root)
+        name = inside(path, Path(), root)
         if name and path.is_file() and path.stat().st_size <= LARGEST:
             files[name] = path.read_bytes()
         elif path.is_file() and (name or path.suffix in SCRIPTS):
@@ -349,11 +349,23 @@ def _baselines(results: Path) -> Iterator[Needed]:
 
 
 def _of_evaluation(results: Path) -> Iterator[Named]:
-    spec = ExperimentFolder(results).specs.evaluate
-    command = read_json(spec)["command"] if spec.exists() else None
-    for word in _BETWEEN_WORDS.split(command or ""):
-        if word and "{" not in word:
-            yield "evaluate.command", word
+    spec = read_if_there(EvaluateSpec, ExperimentFolder(results).specs.evaluate)
+    for word in evaluation.named_in(spec and spec.command):
+        yield "evaluate.command", word
+
+
+def _refuse_edited(results: Path) -> None:
+    """Refuse scripts that were edited after they made the evaluations: readers would take the numbers for theirs."""
+    for run in _runs(results):
+        folder = ExperimentFolder(results).run(run)
+        for path in (folder.evaluation, *sorted(folder.path.glob(f"along/*/{folder.evaluation.name}"))):
+            made = read_if_there(Evaluation, path)
+            now = evaluation.files_of(made.command) if made and made.files else {}
+            if edited := [name for name, sha256 in (made.files if made else {}).items() if now.get(name) != sha256]:
+                raise InputError(
+                    f"evaluate.command: {edited[0]} was edited after {path} was made with it, so it isn't what the "
+                    "bundle's numbers come from: call `snakemake bundle` again, which evaluates again"
+                )
 
 
 def _filters(results: Path) -> Iterator[Named]:
@@ -390,16 +402,6 @@ def _templates(node: Any, key: str = "") -> Iterator[Named]:
             yield from _templates(value, key)
     elif isinstance(node, str) and key.endswith(".tuning.template"):
         yield "tuning.template", node
-
-
-def _inside(path: Path, root: Path) -> str | None:
-    """The path relative to the working folder or the clone; None if it is hidden (`.venv`) or elsewhere."""
-    place = path.resolve()
-    for folder in (Path.cwd().resolve(), root):
-        if place.is_relative_to(folder):
-            parts = place.relative_to(folder).parts
-            return "/".join(parts) if parts and not any(part.startswith(".") for part in parts) else None
-    return None
 
 
 def _file(key: str, path: Path) -> Needed:

@@ -10,11 +10,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from megaboa import conversion
+from megaboa import conversion, evaluation
+from megaboa.files import inside
 from megaboa.paths import ExperimentFolder
 from megaboa.plan.given_files import expanded, files_of
 from megaboa.plan.plan import Plan, Run
-from megaboa.records import AgreementSpec, ModelSource, read_if_there
+from megaboa.records import AgreementSpec, EvaluateSpec, ModelSource, read_if_there
 from megaboa.scheduler.registry import cluster
 
 Reference = dict[str, str]
@@ -172,6 +173,26 @@ class Shared:
     @property
     def evaluations(self) -> list[str]:
         return [str(self.paths.run(name).evaluation) for name in self.plan.evaluated]
+
+    @functools.cached_property
+    def evaluation_files(self) -> dict[str, str]:
+        """The files that the evaluation's command names, with their SHA-256.
+
+        Empty where the last plan is from before these were recorded, until a file is newer than an evaluation: finished
+        ones stay valid. A job, whose evaluation isn't there, finds the same as its call.
+        """
+        command = self.plan.experiment.evaluate.command
+        found = {
+            name: digest
+            for name, digest in evaluation.files_of(command).items()
+            if not inside(Path(name), self.folder.parent)  # another rule may make it
+        }
+        known = read_if_there(EvaluateSpec, self.paths.specs.evaluate) if found else None
+        if known is None or known.command != command or known.files:
+            return found
+        made = [Path(path).stat().st_mtime for path in self.evaluations if Path(path).exists()]
+        edited = max(Path(name).expanduser().stat().st_mtime for name in found)
+        return found if made and edited > min(made) else {}
 
     @property
     def generations(self) -> list[str]:

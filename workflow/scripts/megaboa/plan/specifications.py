@@ -186,6 +186,7 @@ def _along(shared: Shared, run: str) -> AlongSpec:
         run=run,
         every=None if every == "all" else every,
         command=shared.plan.experiment.evaluate.command if run in shared.plan.evaluated else None,
+        files=shared.evaluation_files if run in shared.plan.evaluated else {},
         **asked.model_dump(include={"file_gb", "license"}),
     )
 
@@ -243,7 +244,7 @@ def _tensors(shared: Shared) -> TensorsSpec:
 
 
 def _evaluate(shared: Shared) -> EvaluateSpec:
-    return EvaluateSpec(command=shared.plan.experiment.evaluate.command)
+    return EvaluateSpec(command=shared.plan.experiment.evaluate.command, files=shared.evaluation_files)
 
 
 def _generate(shared: Shared) -> GenerateSpec:

@@ -58,6 +58,7 @@ class AlongSpec(Record):
     file_gb: float
     license: str | None
     command: str | None  # the user's `evaluate` command, if the run is evaluated
+    files: dict[str, str] = field(default_factory=dict, metadata=IF_SET)  # as in EvaluateSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +66,8 @@ class EvaluateSpec(Record):
     """specs/evaluate.json: the user's command, called for every export."""
 
     command: str | None
+    # SHA-256 of the experiment's files that it names. Empty also if the evaluations are from before it was recorded.
+    files: dict[str, str] = field(default_factory=dict, metadata=IF_SET)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,6 +165,8 @@ class Evaluation(Record):
     export: str  # digest of the export
     iteration: int
     path: str
+    # SHA-256 of the files that the command names, when it was called; empty in records of older versions.
+    files: dict[str, str] = field(default_factory=dict, metadata=IF_SET)
     values: dict[str, float]
 
 
