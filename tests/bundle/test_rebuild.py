@@ -5,17 +5,27 @@ import json
 from dataclasses import replace
 from hashlib import sha256
 
+import made
 import pytest
 
 from megaboa.__main__ import main
 from megaboa.bundle.archive import pack
 from megaboa.bundle.crate import METADATA, metadata
-from megaboa.bundle.rebuild import MARKER, WITHOUT_TIMES, claim, compare, opened, other_packages
+from megaboa.bundle.rebuild import (
+    MARKER,
+    OF_REPORT,
+    TABLES,
+    WITHOUT_TIMES,
+    claim,
+    compare,
+    opened,
+    other_packages,
+)
 from megaboa.commands.reproduce import reproduce, show
 from megaboa.errors import InputError
 from megaboa.files import canonical, write_text
 from megaboa.observe.steps import step_rows, write_steps
-from megaboa.records import BundleEnvironment, BundleManifest, Step, plain
+from megaboa.records import BundleEnvironment, BundleManifest, Loss, Spread, Step, Summary, plain
 
 MANIFEST = BundleManifest(experiment="tiny", config=(), device=("cpu",), environment=BundleEnvironment(packages={}))
 RUN = "results/tiny/runs/a"
@@ -24,16 +34,23 @@ RUN = "results/tiny/runs/a"
 def bundle_of(path, files, **changed):
     files = {"bundle.json": canonical(plain(MANIFEST)).encode(), **files}
     crate = canonical(metadata(files, MANIFEST, "Tiny", None, 0.0)).encode()
-    path.write_bytes(pack({**files, METADATA: crate, **changed}))
+    packed = {**files, METADATA: crate, **changed}
+    path.write_bytes(pack({name: content for name, content in packed.items() if content is not None}))
     return path
 
 
-@pytest.mark.parametrize("changed", [{"b": b"y"}, {"more": b"x"}])
-def test_files_are_those_of_the_metadata(tmp_path, changed):
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"b": b"y"}, r"b differs from ro-crate-metadata\.json: it was changed"),
+        ({"more": b"x"}, r"more isn't listed in ro-crate-metadata\.json: it was added"),
+        ({"b": None}, r"b is missing, and ro-crate-metadata\.json lists it: copy or download the bundle again"),
+    ],
+)
+def test_files_are_those_of_the_metadata(tmp_path, changed, said):
     files, manifest = opened(bundle_of(tmp_path / "x.zip", {"a b/ä": b"x", "b": b"x"}))
     assert manifest == MANIFEST and files["a b/ä"] == b"x"
-    [name] = changed
-    with pytest.raises(InputError, match=rf"{name} differs from ro-crate-metadata\.json"):
+    with pytest.raises(InputError, match=rf"x\.zip: {said}"):
         opened(bundle_of(tmp_path / "x.zip", {"b": b"x"}, **changed))
 
 
@@ -42,8 +59,41 @@ def test_what_is_no_bundle_is_one_sentence(tmp_path):
     with pytest.raises(InputError, match=r"is not a bundle of this project: it has no ro-crate-metadata\.json"):
         opened(tmp_path / "x.zip")
     (tmp_path / "x.zip").write_bytes(pack({"bundle.json": b"{}", METADATA: b"[]"}))
-    with pytest.raises(InputError, match="can't be read"):
+    with pytest.raises(InputError, match=r"x\.zip: ro-crate-metadata\.json is damaged: copy or download the bundle"):
         opened(tmp_path / "x.zip")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"config": None}, "lacks config: copy or download the bundle again"),
+        ({"config": 5}, "config must be a list of texts, not 5"),
+        ({"config": [1]}, r"config must be a list of texts, not \[1\]"),
+        ({"config": ["../../../etc/passwd"]}, r"config names '../../../etc/passwd', which is no file of the bundle"),
+        ({"config": ["/etc/passwd"]}, "config names '/etc/passwd', which is no file of the bundle"),
+        ({"experiment": "../tiny"}, r"experiment must be a name, not '\.\./tiny'"),
+        ({"experiment": ".."}, r"experiment must be a name, not '\.\.'"),
+        ({"experiment": 1}, "experiment must be a name, not 1"),
+        ({"device": "cpu"}, "device must be a list of texts, not 'cpu'"),
+        ({"environment": {}}, "environment must have packages with their versions"),
+        ({"seeds": [1]}, r"seeds must be a mapping, not \[1\]"),
+        ({"needed": [{"path": "a"}]}, "needed must be a list of mappings with `for`"),
+        ({"needed": [{"for": "x", "path": "a", "bytes": "1"}]}, "needed must be a list of mappings with `for`"),
+        ({"version": 99}, "has version 99, and this Megaboa reads .*: use the Megaboa that wrote it, or a newer one"),
+    ],
+)
+def test_a_broken_manifest_is_named_by_its_key_and_never_used(tmp_path, change, said):
+    document = {name: value for name, value in {**plain(MANIFEST), **change}.items() if value is not None}
+    bundle, out = bundle_of(tmp_path / "x.zip", {"bundle.json": json.dumps(document).encode()}), tmp_path / "out"
+    with pytest.raises(InputError, match=rf"^{bundle}: bundle\.json: {said}"):
+        reproduce(bundle, out, figures_only=True)
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(("content", "said"), [(b"{", " is not valid JSON"), (b"[]", ": is not a mapping")])
+def test_a_manifest_that_is_no_mapping_is_one_sentence(tmp_path, content, said):
+    with pytest.raises(InputError, match=rf"x\.zip: bundle\.json{said}: copy or download the bundle again$"):
+        opened(bundle_of(tmp_path / "x.zip", {"bundle.json": content}))
 
 
 def test_nothing_compared_is_nothing_shown():
@@ -95,6 +145,9 @@ data.mkdir(parents=True)
 
 def test_it_says_which_files_are_equal_what_is_not_repeated_and_how_many(tmp_path, capfd):
     drawn = {f"results/tiny/report/data/{name}.tsv": b"x" for name in ("same", "other", "gone")}
+    others = ("data/text.json", "data/text/sources.json", "data/indexes/ab12.json", "report/loss.pdf", "plan.tsv")
+    of_run = ("run.json", "metrics/steps.parquet", "along/30/export.json")
+    drawn |= {f"results/tiny/{name}": b"{}" for name in (*others, *(f"runs/a/{name}" for name in of_run))}
     on_gpus = canonical(plain(replace(MANIFEST, device=("cuda",)))).encode()
     script = {"workflow/scripts/megaboa/__main__.py": DRAW, "bundle.json": on_gpus}
     bundle = bundle_of(tmp_path / "x.zip", {**drawn, **script})
@@ -109,12 +162,17 @@ def test_it_says_which_files_are_equal_what_is_not_repeated_and_how_many(tmp_pat
         ["equal", "results/tiny/report/data/same.tsv"],
     ]
     assert lines[4].startswith("runs: not repeated, as they need GPUs: `snakemake --profile slurm` in a clone")
-    assert lines[5:] == ["1 of 3 files are equal, 0 of them but for measured times"] and ended.value.code == 1
+    assert ended.value.code == 1 and lines[5:] == [
+        "1 of 3 files are equal, 0 of them but for measured times; not compared: data/*.json, data/*/sources.json, "
+        "data/indexes/*.json, report/*.pdf, runs/*/along/*/export.json, runs/*/metrics/steps.parquet, runs/*/run.json"
+    ]
 
 
-def asking_for(tmp_path, *needed):
+def asking_for(tmp_path, *needed, **corpora):
     script = {"workflow/scripts/megaboa/__main__.py": DRAW, "results/tiny/report/data/same.tsv": b"x", "a.yaml": b"1"}
     script["bundle.json"] = canonical(plain(replace(MANIFEST, needed=needed))).encode()
+    for name, spec in corpora.items():
+        script[f"results/tiny/specs/corpora/{name}.json"] = canonical(plain(spec)).encode()
     return bundle_of(tmp_path / "x.zip", script)
 
 
@@ -141,6 +199,32 @@ def test_texts_are_compared_with_the_bundles_checksums_before_anything_is_traine
         f"{texts}/other.txt (as long as in the bundle, and other content)",
         f"models.m.hf: reads 1 file outside the bundle, such as {tmp_path}/model: not compared",
     ]
+
+
+@pytest.mark.parametrize("more", [1, 2])
+def test_a_file_that_a_pattern_names_too_stops_before_anything_is_trained(tmp_path, capfd, more):
+    """A saved dataset's and a hub's files have no pattern, and what was never listed isn't known."""
+    out, others = tmp_path / "out", ["part2.txt", "part3.txt"][:more]
+    for name in ("part0.txt", "part1.txt", *others):
+        write_text(out / f"run/texts/{name}", name)
+    write_text(out / MARKER, "")
+    known = [text(f"texts/part{number}.txt", f"part{number}.txt".encode()) for number in (0, 1)]
+    bundle = asking_for(
+        tmp_path,
+        *known,
+        {"for": "corpora.unlisted", "path": "texts/*.txt"},
+        text=made.corpus_spec(source=["texts/*.txt", "python-stdlib", "hf:a/b"]),
+        unlisted=made.corpus_spec(name="unlisted", source="texts/*.txt"),
+    )
+    with pytest.raises(SystemExit, match="nothing was trained: move the additional files away, and call again"):
+        main(["reproduce", str(bundle), "--into", str(out)])
+    files = "1 file" if more == 1 else "2 files"
+    listed = ", ".join(f"{out}/run/texts/{name}" for name in others)
+    assert capfd.readouterr().out.splitlines()[-1] == f"corpora.text: {files} more than the experiment had: {listed}"
+    for name in others:
+        (out / "run/texts" / name).unlink()
+    with pytest.raises(SystemExit, match=r"^error: the experiment did not run to its end"):
+        main(["reproduce", str(bundle), "--into", str(out)])
 
 
 def test_with_all_that_it_needs_it_trains(tmp_path, capfd):
@@ -215,6 +299,77 @@ def test_figures_data(theirs, expected):
     name = "results/tiny/report/data/step_time.tsv"
     ours = b"run\tstep_seconds\na\t0.1\n"
     assert verdict(name, ours, theirs.encode()) == expected
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ((), "equal"),
+        (("PASS\t5.0\t0.1\t1", "PASS\t5.0\t0.2\t3"), WITHOUT_TIMES),  # seconds per step, and attempts
+        (("PASS\t5.0", "PASS\t5.1"), "different"),
+        (("PASS", "INVALID"), "different"),
+    ],
+)
+def test_the_table_of_runs(change, expected):
+    ours = "run\tstate\tloss.last\tstep_seconds\tattempts\na\tPASS\t5.0\t0.1\t1\n"
+    theirs = ours.replace(*change) if change else ours
+    assert verdict("results/tiny/report/tables/runs.tsv", ours.encode(), theirs.encode()) == expected
+
+
+def test_of_a_measured_time_a_table_of_comparisons_has_only_the_name():
+    name, head = "results/tiny/report/tables/baseline.tsv", "run\tquantity\tstate\tmeasured\n"
+    ours = f"{head}a\tstep_seconds\tPASS\t0.1\na\tloss.last\tPASS\t5.0\n".encode()
+    assert verdict(name, ours, ours.replace(b"PASS\t0.1", b"FAIL\t0.2")) == WITHOUT_TIMES
+    assert verdict(name, ours, ours.replace(b"5.0", b"5.1")) == "different"
+    assert verdict(name, ours, ours.replace(b"step_seconds", b"memory.measured_gib")) == "different"
+
+
+def test_summaries_are_compared_without_times(tmp_path):
+    def content(loss=5.0, seconds=0.1, **more):
+        measured = {"step_seconds": Spread(median=seconds, p5=seconds, p95=seconds, n=1), "loss": Loss(last=loss)}
+        return canonical(plain(Summary(run="a", state="PASS", steps=3, **measured, **more))).encode()
+
+    name = f"{RUN}/metrics/summary.json"
+    assert verdict(name, content(), content()) == "equal"
+    assert verdict(name, content(), content(seconds=0.2, attempts=2)) == WITHOUT_TIMES
+    assert verdict(name, content(), content(loss=4.0)) == "different"
+    assert verdict(name, content(), content(skipped_steps=1)) == "different"
+
+
+def test_evaluations_and_exports_along_are_compared_by_their_values():
+    ours, along = (
+        {"run": "a", "export": "1", "path": "/a", "iteration": 3, "values": {"acc": 0.5}},
+        {"exports": [{"iteration": 3, "path": "/a", "digest": "1", "loss": 5.0, "values": {"acc": 0.5}}]},
+    )
+    for name, document in (("evaluation", ours), ("along/3/evaluation", ours), ("along", along)):
+        content = json.dumps(document).encode()
+        for old, new, expected in ((b"/a", b"/b", "equal"), (b"0.5", b"0.6", "different"), (b" 3", b" 4", "different")):
+            assert verdict(f"{RUN}/{name}.json", content, content.replace(old, new)) == expected
+
+
+def test_proofs_are_compared_by_their_checks():
+    check = {"name": "files", "state": "PASS", "detail": "6 of 6", "difference": 1e-9}
+    ours = {"state": "PASS", "checks": [check], "digest": "1"}
+    for change, expected in (({"difference": 2e-9}, "equal"), ({"state": "FAIL"}, "different")):
+        theirs = {**ours, "digest": "2", "checks": [check | change]}
+        assert verdict(f"{RUN}/proof.json", json.dumps(ours).encode(), json.dumps(theirs).encode()) == expected
+
+
+def test_a_page_is_compared_without_the_call_that_made_it():
+    def page(loss, command):
+        return f'<td>{loss}</td>\n<h2 id="provenance">How</h2>\n<pre><code>{command}</code></pre>'.encode()
+
+    name = "results/tiny/report/index.html"
+    assert verdict(name, page(5.0, "snakemake"), page(5.0, "snakemake -c 2")) == "equal"
+    assert verdict(name, page(5.0, "snakemake"), page(4.0, "snakemake")) == "different"
+
+
+def test_what_is_made_of_the_bundles_own_metrics_has_their_times():
+    name = "results/tiny/report/tables/runs.tsv"
+    files = [{name: f"run\tstep_seconds\na\t{seconds}\n".encode()} for seconds in (0.1, 0.2)]
+    for exact, expected in (((), WITHOUT_TIMES), (TABLES, "different")):
+        [one] = compare(*files, OF_REPORT, exact=exact)
+        assert one.verdict == expected
 
 
 def test_manifests_are_compared_by_what_they_say_was_made():

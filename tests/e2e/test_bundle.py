@@ -192,18 +192,32 @@ def test_figures_and_runs_are_made_again_from_the_bundle_alone(shell, bundle, tm
     assert [line for line in lines if line.split() == ["equal", "results/small/runs/dp1/export.json"]]
 
 
-def test_a_loss_that_was_changed_is_found(bundle, tmp_path):
+@pytest.mark.parametrize(
+    ("changed", "found"),
+    [
+        ("report/data/loss.tsv", "report/data/loss.tsv"),
+        ("report/tables/runs.tsv", "report/tables/runs.tsv"),
+        ("report/index.html", "report/index.html"),
+        ("runs/dp1/metrics/summary.json", "report/tables/runs.tsv"),  # which is made of it
+        ("runs/dp1/evaluation.json", "report/tables/evaluation.tsv"),
+    ],
+)
+def test_a_number_that_was_changed_is_found(bundle, tmp_path, changed, found):
     files = dict(Archive(bundle))
-    name = "results/small/report/data/loss.tsv"
-    before, files[name] = files[name], files[name].replace(b"5.", b"4.", 1)
-    sums = [hashlib.sha256(content).hexdigest().encode() for content in (before, files[name])]
+    changed, found = f"results/small/{changed}", f"results/small/{found}"
+    number = rb"(?<=\"value\": )6" if changed.endswith("evaluation.json") else rb"(?<=[\s>])[5-9]\.(?=\d\d)"
+    before, files[changed] = files[changed], re.sub(number, b"4.", files[changed], count=1)
+    if changed.endswith("evaluation.json"):
+        files[changed] = files[changed].replace(b"4.", b"4")
+    assert files[changed] != before
+    sums = [hashlib.sha256(content).hexdigest().encode() for content in (before, files[changed])]
     files[METADATA] = files[METADATA].replace(*sums)
     (tmp_path / "forged.zip").write_bytes(pack(files))
     megaboa = Path(__file__).parents[2] / "workflow" / "scripts" / "megaboa"
     command = [sys.executable, megaboa, "reproduce", "forged.zip", "--figures-only"]
     done = subprocess.run(command, cwd=tmp_path, env=dict(os.environ), capture_output=True, text=True)
     assert done.returncode == 1
-    [line] = [line for line in done.stdout.splitlines() if line.endswith(name)]
+    [line] = [line for line in done.stdout.splitlines() if line.endswith(found)]
     assert line.split()[0] == "different"
 
 

@@ -5,16 +5,19 @@ Another text shows only after the training otherwise, as other losses, which don
 
 from __future__ import annotations
 
+import contextlib
 import glob
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from megaboa.check.refusals import some_of
+from megaboa.data import sources
 from megaboa.errors import InputError
 from megaboa.files import file_digest
 from megaboa.formats import counted, size
-from megaboa.records import BundleManifest
+from megaboa.records import BundleManifest, CorpusSpec, parse
 
 LARGE = 1e9  # bytes whose comparison takes long enough to show its progress
 
@@ -34,23 +37,48 @@ class Needed:
         return self.place.exists() or bool(glob.glob(str(self.place), recursive=True))  # noqa: PTH207 (may be absolute)
 
 
-def require(manifest: BundleManifest, folder: Path) -> None:
-    """Print for each key whether what it needs is here; raise InputError if something is missing or differs. `folder`:
-    where the experiment will run."""
+def require(files: Mapping[str, bytes], manifest: BundleManifest, folder: Path) -> None:
+    """Print for each key whether what it needs is here; raise InputError if something is missing or differs, or if a
+    corpus would read more. `files`: the bundle's; `folder`: where the experiment will run."""
     needed = [_needed(folder, **{**one, "key": one["for"]}) for one in manifest.needed]
     missing = {one.path for one in needed if not one.is_there}
     changed = _changed([one for one in needed if one.path not in missing and one.sha256])
     for key in dict.fromkeys(one.key for one in needed):
         print("\n".join(_lines(key, [one for one in needed if one.key == key], missing, changed)), flush=True)
-    if missing or changed:
+    more = dict(_more(files, manifest, folder, [one for one in needed if one.sha256]))
+    for key, found in more.items():
+        print(f"{key}: {counted(len(found), 'file')} more than the experiment had: {some_of(found)}", flush=True)
+    if missing or changed or more:
         remedy = [*(["put the missing files there"] if missing else [])]
         remedy += ["replace those that differ by the files that the experiment was made with"] if changed else []
+        remedy += ["move the additional files away"] if more else []
         raise InputError(f"nothing was trained: {', '.join(remedy)}, and call again")
 
 
 def _needed(folder: Path, key: str, path: str, **known: object) -> Needed:
     place = folder / Path(path).expanduser()
     return Needed(key, path, place, known.get("bytes"), known.get("sha256"))
+
+
+def _more(
+    files: Mapping[str, bytes], manifest: BundleManifest, folder: Path, known: Sequence[Needed]
+) -> Iterator[tuple[str, list[str]]]:
+    """The files that a corpus's sources, such as a pattern, name here and that the experiment didn't read, by key.
+    Known are only those of corpora that were listed when the bundle was made."""
+    specs = f"results/{manifest.experiment}/specs/corpora/"
+    for name in (name for name in files if name.startswith(specs)):
+        spec = parse(CorpusSpec, json.loads(files[name]), name)
+        key = f"corpora.{spec.name}"
+        read = {one.place.resolve() for one in known if one.key == key}
+        local = [one for one in sources.as_list(spec.source) if one != sources.STDLIB and not sources.hub_id(one)]
+        if not read or spec.pairs:
+            continue
+        found = []
+        for source in local:
+            with contextlib.suppress(InputError):  # nothing of it is here: it is missing
+                found += sources.files_of(str(folder / Path(source).expanduser()), spec.split)
+        if others := [file.path for file in found if Path(file.path).resolve() not in read]:
+            yield key, others
 
 
 def _changed(present: Sequence[Needed]) -> dict[str, str]:

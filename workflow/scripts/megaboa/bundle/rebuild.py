@@ -12,10 +12,10 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pandas as pd
@@ -28,17 +28,24 @@ from megaboa.errors import InputError
 from megaboa.files import file_digest, write_text
 from megaboa.metrics import is_timed
 from megaboa.paths import CARD, ExperimentFolder
-from megaboa.records import BundleManifest, Tree, parse
+from megaboa.records import BundleManifest, RecordError, Tree, parse
 from megaboa.secrets import has_credentials, is_secret_name
 
 Files = dict[str, bytes]
 
-OF_REPORT = ("*/report/data/*.tsv", "*/report/checks.json", "*/report/*.svg")
-OF_RUN = (
-    *("*/runs/*/run.json", "*/runs/*/train.json", "*/runs/*/metrics/steps.parquet", "*/runs/*/export.json"),
-    *("*/models/*/source.json", "*/models/*/import.json", "*/tokenizers/*.json", "*/report/data/*.tsv"),
-)
 CHECKS = "*/report/checks.json"
+# Made from the bundle's own metrics, with its times: also those are the same.
+TABLES = ("*/report/data/*.tsv", "*/report/tables/*")
+PAGE = "*/report/index.html"
+OF_REPORT = (*TABLES, CHECKS, PAGE, "*/report/*.svg", "*/report/*.txt")
+OF_RUN = (
+    *("*/runs/*/run.json", "*/runs/*/train.json", "*/runs/*/metrics/steps.parquet", "*/runs/*/metrics/summary.json"),
+    *("*/runs/*/export.json", "*/runs/*/evaluation.json", "*/runs/*/along.json", "*/runs/*/proof.json"),
+    *("*/models/*/source.json", "*/models/*/import.json", "*/models/*/proof.json", "*/tokenizers/*.json"),
+    *("*/report/data/*.tsv", "*/report/tables/*.tsv"),
+)
+# All of their columns come from a clock, or from predictions by what this machine has measured.
+OF_TIMES = ("*/report/tables/time.tsv", "*/report/tables/startup.tsv", "*/report/tables/expected.tsv")
 MARKER = ".megaboa-reproduced"
 WITHOUT_TIMES = "equal, but for measured times"
 
@@ -50,13 +57,75 @@ def opened(path: Path) -> tuple[Archive, BundleManifest]:
         raise InputError(f"{path}: is not a bundle of this project: it has no {missing[0]}")
     try:
         sums = checksums(files[METADATA])
-        manifest = parse(BundleManifest, json.loads(files[MANIFEST]), MANIFEST)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"{path}: its {METADATA} or {MANIFEST} can't be read ({error!r}): not used") from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise InputError(f"{path}: {METADATA} is damaged: {BundleManifest.REMEDY}") from None
     for name in sorted({*sums, *files} - {METADATA}):
-        if name not in files or sums.get(name) != files.digest(name):
+        if name not in files:
+            raise InputError(f"{path}: {name} is missing, and {METADATA} lists it: {BundleManifest.REMEDY}")
+        if name not in sums:
+            raise InputError(f"{path}: {name} isn't listed in {METADATA}: it was added, and the bundle is not used")
+        if sums[name] != files.digest(name):
             raise InputError(f"{path}: {name} differs from {METADATA}: it was changed, and is not used")
-    return files, manifest
+    return files, _manifest(path, files)
+
+
+def _manifest(path: Path, files: Archive) -> BundleManifest:
+    try:
+        document = json.loads(files[MANIFEST])
+    except ValueError:
+        raise InputError(f"{path}: {MANIFEST} is not valid JSON: {BundleManifest.REMEDY}") from None
+    if problem := manifest_problem(document, files):
+        raise InputError(f"{path}: {MANIFEST}: {problem}: {BundleManifest.REMEDY}")
+    try:
+        return parse(BundleManifest, document, MANIFEST)
+    except RecordError as error:
+        raise InputError(f"{path}: {error}") from None
+
+
+def manifest_problem(document: Any, files: Collection[str]) -> str | None:
+    """What is wrong with a bundle.json of a known version; None if nothing is.
+
+    Its paths are used outside of the archive: configurations must be files of the bundle. Only what is `needed` may lie
+    elsewhere, and is only read for its checksum.
+    """
+    if not isinstance(document, dict):
+        return "is not a mapping"
+    if document.get(BundleManifest.VERSION_KEY, 0) not in range(BundleManifest.VERSION + 1):
+        return None  # `parse` says so
+    if lacking := [name for name in ("experiment", "config", "device", "environment") if name not in document]:
+        return f"lacks {' and '.join(lacking)}"
+    experiment, environment = document["experiment"], document["environment"]
+    if not _is_text(experiment) or {"/", "\\"} & set(experiment) or experiment in ("", ".", ".."):
+        return f"experiment must be a name, not {experiment!r}"
+    for name in ("config", "device", "changed_files"):
+        if not (isinstance(found := document.get(name, []), list) and all(map(_is_text, found))):
+            return f"{name} must be a list of texts, not {found!r}"
+    if outside := [name for name in document["config"] if name not in files]:
+        return f"config names {outside[0]!r}, which is no file of the bundle"
+    packages = environment.get("packages") if isinstance(environment, dict) else None
+    if not (isinstance(packages, dict) and all(map(_is_text, packages.values()))):
+        return "environment must have packages with their versions"
+    for name in ("seeds", "identities", "ran_on", "environments", "image"):
+        if not isinstance(found := document.get(name) or {}, dict):
+            return f"{name} must be a mapping, not {found!r}"
+    needed = document.get("needed", [])
+    if not isinstance(needed, list) or not all(map(_is_needed, needed)):
+        return "needed must be a list of mappings with `for`, `path`, and if known `bytes` and `sha256`"
+    return None
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and "\0" not in value
+
+
+def _is_needed(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and _is_text(value.get("for"))
+        and _is_text(value.get("path"))
+        and isinstance(value.get("bytes"), int | None)
+        and isinstance(value.get("sha256"), str | None)
+    )
 
 
 def claim(folder: Path) -> None:
@@ -124,7 +193,7 @@ def report_again(files: Archive, manifest: BundleManifest, folder: Path) -> list
     command += ["--settings", f"{results}/specs/report.json"]
     command += ["--captions", "workflow/report/captions.yaml", "--out", f"{results}/report/index.html"]
     _python([*command, "--config-file", *manifest.config], folder, "the report could not be rebuilt")
-    return compare(files, _below(folder, f"{results}/report"), OF_REPORT)
+    return compare(files, _below(folder, f"{results}/report"), OF_REPORT, exact=TABLES)
 
 
 def run_again(files: Archive, manifest: BundleManifest, folder: Path) -> list[Compared]:
@@ -141,7 +210,7 @@ def run_again(files: Archive, manifest: BundleManifest, folder: Path) -> list[Co
             raise
     corpora = [f"*/data/{name}" for name in _corpora(files, experiment)]
     found = _below(folder, f"results/{experiment}")
-    return compare(files, found, [*OF_RUN, CHECKS, *corpora])
+    return compare(files, found, [*OF_RUN, CHECKS, *corpora], without=OF_TIMES)
 
 
 def is_on_cpu(manifest: BundleManifest) -> bool:
@@ -199,18 +268,51 @@ class Compared:
         return self.verdict.startswith("equal")
 
 
-def compare(bundle: Mapping[str, bytes], rebuilt: Mapping[str, bytes], patterns: Iterable[str]) -> list[Compared]:
-    """Every file of the bundle that matches a pattern, compared with the rebuilt one."""
-    patterns = list(patterns)
-    names = [name for name in sorted(bundle) if any(fnmatchcase(name, pattern) for pattern in patterns)]
-    return [Compared(name, _verdict(name, bundle[name], rebuilt.get(name))) for name in names]
+def compare(
+    bundle: Mapping[str, bytes],
+    rebuilt: Mapping[str, bytes],
+    patterns: Iterable[str],
+    exact: Iterable[str] = (),
+    without: Iterable[str] = (),
+) -> list[Compared]:
+    """Every file of the bundle that matches a pattern, and none of `without`, compared with the rebuilt one. `exact`:
+    whose measured times are compared, too."""
+    patterns, exact, without = list(patterns), list(exact), list(without)
+    names = [name for name in sorted(bundle) if _matches(name, patterns) and not _matches(name, without)]
+    return [Compared(name, _verdict(name, bundle[name], rebuilt.get(name), _matches(name, exact))) for name in names]
 
 
-def _verdict(name: str, ours: bytes, theirs: bytes | None) -> str:
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def not_compared(files: Iterable[str], manifest: BundleManifest, compared: Iterable[Compared]) -> list[str]:
+    """Kinds of the bundle's results that were not compared, such as those of the training where only the report was
+    made again. Not the plan, which is no result."""
+    results, known = f"results/{manifest.experiment}/", {one.name for one in compared}
+    rest = [name.removeprefix(results) for name in files if name.startswith(results) and name not in known]
+    return sorted({_kind(name) for name in rest if name.startswith(("runs/", "models/", "data/", "report/"))})
+
+
+def _kind(name: str) -> str:
+    """`runs/*/launch.json` for the file of any run, `report/*.pdf` for any figure."""
+    path = PurePosixPath(name)
+    folder, *inner = path.parts
+    if folder == "report":
+        return name if path.suffix == ".html" else f"{path.parent}/*{path.suffix}"
+    if folder == "data" and (len(inner) == 1 or inner[0] == "indexes"):
+        return f"{path.parent}/*.json"
+    # Below the name of a run, a corpus or a model; folders named by a step or a digest.
+    return "/".join([folder, *(part if part[0].isalpha() else "*" for part in ("*", *inner[1:]))])
+
+
+def _verdict(name: str, ours: bytes, theirs: bytes | None, exact: bool) -> str:
     if theirs is None:
         return "missing"
     if ours == theirs:
         return "equal"
+    if exact:
+        return "different"
     content = next((read for pattern, read in READERS.items() if fnmatchcase(name, pattern)), None)
     if content is None:
         return "different"
@@ -231,7 +333,21 @@ def _steps(content: bytes) -> tuple[Any, bool]:
 
 
 def _table(content: bytes) -> tuple[Any, bool]:
-    return _without_times(pd.read_csv(io.BytesIO(content), sep="\t", dtype=str, keep_default_na=False))
+    return _without_times(_cells(content))
+
+
+def _cells(content: bytes) -> pd.DataFrame:
+    return pd.read_csv(io.BytesIO(content), sep="\t", dtype=str, keep_default_na=False)
+
+
+def _table_of_runs(content: bytes) -> tuple[Any, bool]:
+    """How often a run was begun doesn't count. Where a row compares a measured time, only its names do."""
+    table = _cells(content).drop(columns="attempts", errors="ignore")
+    timed = table["quantity"].map(is_timed) if "quantity" in table else pd.Series(data=False, index=table.index)
+    others = [name for name in table.columns if name not in ("row", "run", "quantity", "baseline")]
+    table.loc[timed, others] = ""
+    kept, dropped = _without_times(table)
+    return kept, dropped or bool(timed.any())
 
 
 def _without_times(table: pd.DataFrame) -> tuple[Any, bool]:
@@ -240,14 +356,32 @@ def _without_times(table: pd.DataFrame) -> tuple[Any, bool]:
     return (list(table.columns), text.to_numpy().tolist()), len(kept) < len(table.columns)
 
 
-def _fields(*names: str) -> Callable[[bytes], tuple[Any, bool]]:
-    """A reader for the fields of a manifest that say what was made, and not where and when."""
+def _page(content: bytes) -> tuple[Any, bool]:
+    """All but its end: the command, commit, packages and configuration of the call that made the page."""
+    return content.partition(b'<h2 id="provenance">')[0], False
+
+
+def _fields(*names: str, timed: bool = False) -> Callable[[bytes], tuple[Any, bool]]:
+    """A reader for the fields of a manifest that say what was made, and not where and when. `timed`: others are
+    measured times."""
 
     def read(content: bytes) -> tuple[Any, bool]:
         document = json.loads(content)
-        return {name: document[name] for name in names}, False
+        return {name: document[name] for name in names}, timed
 
     return read
+
+
+def _proof(content: bytes) -> tuple[Any, bool]:
+    """Which checks were made, and passed. Their details have paths, and differences of other processors."""
+    document = json.loads(content)
+    return (document["state"], [(one["name"], one["state"]) for one in document["checks"]]), False
+
+
+def _along(content: bytes) -> tuple[Any, bool]:
+    """Losses and evaluations of the exports along a training; their digests have the model card's."""
+    exports = json.loads(content)["exports"]
+    return [(one["iteration"], one["loss"], one["values"]) for one in exports], False
 
 
 def _export(content: bytes) -> tuple[Any, bool]:
@@ -269,11 +403,21 @@ def _checks(content: bytes) -> tuple[Any, bool]:
 
 READERS: dict[str, Callable[[bytes], tuple[Any, bool]]] = {
     "*/metrics/steps.parquet": _steps,
+    "*/metrics/summary.json": _fields(
+        *("state", "world_size", "train_iters", "steps", "tokens", "tokens_before", "skipped_steps", "nan_steps"),
+        *("left_out", "loss", "grad_norm", "validation", "not_finite"),
+        timed=True,
+    ),
     "*/report/data/*.tsv": _table,
+    "*/report/tables/*.tsv": _table_of_runs,
     # Not the identity: it includes paths as typed, which differ in a bundle. run.json is compared separately.
     "*/runs/*/train.json": _fields("iteration", "world_size"),
     "*/runs/*/export.json": _export,
+    "*/runs/*/evaluation.json": _fields("iteration", "values"),
+    "*/runs/*/along.json": _along,
+    "*/proof.json": _proof,
     CHECKS: _checks,
+    PAGE: _page,
     "*/data/*.json": _fields("digest"),
     "*/models/*/source.json": _fields("digest", "params"),
     "*/models/*/import.json": _fields("digest", "tensors"),

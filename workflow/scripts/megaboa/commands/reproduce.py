@@ -7,6 +7,7 @@ from pathlib import Path
 
 from megaboa import commands
 from megaboa.bundle import needed
+from megaboa.bundle.archive import Archive
 from megaboa.bundle.rebuild import (
     WITHOUT_TIMES,
     Compared,
@@ -14,6 +15,7 @@ from megaboa.bundle.rebuild import (
     for_report,
     for_runs,
     is_on_cpu,
+    not_compared,
     opened,
     other_packages,
     parents_outside,
@@ -24,6 +26,7 @@ from megaboa.bundle.rebuild import (
 )
 from megaboa.errors import InputError
 from megaboa.files import file_digest
+from megaboa.records import BundleManifest
 from megaboa.scheduler.registry import cluster
 
 FOLDER = Path("reproduced")
@@ -37,17 +40,26 @@ def main(words: list[str]) -> None:
     )
     parser.add_argument("--figures-only", action="store_true", help="train nothing again")
     args = parser.parse_args(words)
-    compared = reproduce(args.bundle, args.into, args.figures_only)
+    compared, others = reproduce(args.bundle, args.into, args.figures_only)
     different = [one for one in compared if not one.good]
     timed = sum(one.verdict == WITHOUT_TIMES for one in compared)
     print(
-        f"{len(compared) - len(different)} of {len(compared)} files are equal, {timed} of them but for measured times"
+        f"{len(compared) - len(different)} of {len(compared)} files are equal, {timed} of them but for measured times; "
+        f"not compared: {', '.join(others) or 'nothing'}"
     )
     sys.exit(1 if different else 0)
 
 
-def reproduce(bundle: Path, into: Path | None, figures_only: bool) -> list[Compared]:
+def reproduce(bundle: Path, into: Path | None, figures_only: bool) -> tuple[list[Compared], list[str]]:
+    """The compared files, and the kinds of the others."""
     files, manifest = opened(bundle)
+    compared = _compared(bundle, files, manifest, into, figures_only)
+    return compared, not_compared(files, manifest, compared)
+
+
+def _compared(
+    bundle: Path, files: Archive, manifest: BundleManifest, into: Path | None, figures_only: bool
+) -> list[Compared]:
     folder = into or FOLDER / f"{bundle.stem}-{file_digest(bundle)[:12]}"
     claim(folder)
     report, runs = folder / "report", folder / "run"
@@ -71,7 +83,7 @@ def reproduce(bundle: Path, into: Path | None, figures_only: bool) -> list[Compa
         print(f"runs: not repeated, as some start from checkpoints that none of the bundle's runs makes: {outside}")
         return compared
     files.unpack_missing(for_runs(files, manifest), runs)
-    needed.require(manifest, runs)
+    needed.require(files, manifest, runs)
     return compared + show("runs from the bundle's configuration", run_again(files, manifest, runs))
 
 

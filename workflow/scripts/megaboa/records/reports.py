@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 from megaboa.records.base import IF_SET, Record, Tree
 
@@ -212,6 +212,8 @@ class BundleEnvironment(Record):
 @dataclass(frozen=True, kw_only=True)
 class BundleManifest(Record):
     """bundle.json: what was run, and with what."""
+
+    REMEDY: ClassVar[str] = "copy or download the bundle again"  # a reader can't have it made
 
     experiment: str
     config: tuple[str, ...]
