@@ -93,6 +93,15 @@ def test_equal_losses_pass_with_one_run_and_others_need_seeds(tmp_path):
     assert lower.state == "PASS"
 
 
+def test_losses_that_agree_are_compared_seed_by_seed_too(tmp_path):
+    """The interval shows what the pairs differ by: seeds differ by far more."""
+    old, same = experiment(tmp_path / "old", seeds=3), experiment(tmp_path / "same", seeds=3, higher=1e-6)
+    found = checks(same, old)["loss.tail_mean"]
+    assert found.detail.startswith("curves of 3 runs: within rounding: 200 steps agree to 1.0e-06;")
+    assert (found.state, found.runs, found.interval_by) == ("PASS", (3, 3), "runs")
+    assert 1 - 1e-6 < found.low <= found.ratio <= found.high < 1 + 1e-6
+
+
 def test_memory_that_is_the_same_passes_and_more_of_it_fails_with_runs_that_show_no_spread(tmp_path):
     old = experiment(tmp_path / "old", seeds=2, memory=10)
     assert checks(experiment(tmp_path / "same", seeds=2, memory=10), old)["memory.measured_gib"].state == "PASS"

@@ -153,12 +153,14 @@ def _of_loss(
     if one is None or other is None:
         return None
     check = replace(check, measured=one.middle, baseline=other.middle)
+    both = [sample(check.quantity, [pair[side] for pair in pairs]) for side in (0, 1)]
+    as_pairs = len(pairs) > 1 and all(both) and len(both[0].values) == len(both[1].values) == len(pairs)
     if len(pairs) == len(ours) and all(curve.verdict in ("equal", "within rounding") for curve in curves):
         worst = max(curves, key=lambda curve: curve.max_difference or 0.0)
         what = f"curves of {counted(len(pairs), 'run')}: {worst.detail}"
-        return replace(_with(check, ratio(one, other)), state="PASS", verdict="PASS", detail=what)
-    both = [sample(check.quantity, [run for pair in pairs for run in pair[side : side + 1]]) for side in (0, 1)]
-    if len(pairs) > 1 and all(both) and len(both[0].values) == len(both[1].values) == len(pairs):
+        found = paired(both[0].values, both[1].values) if as_pairs else ratio(one, other)
+        return replace(_with(check, found), state="PASS", verdict="PASS", detail=what)
+    if as_pairs:
         return _judged(check, paired(both[0].values, both[1].values, asked.spread))
     return _judged(check, ratio(one, other, asked.spread))
 
