@@ -1,12 +1,14 @@
 """The model card says what the run was, and YAML can read its head."""
 
+from dataclasses import replace
+
 import made
 import yaml
 
 from megaboa.bridge.card import card
 from megaboa.files import write_json
 from megaboa.paths import RunFolder
-from megaboa.records import Evaluated, write
+from megaboa.records import DataIndex, Evaluated, Examples, ExamplesRead, ShownExample, write
 
 RUN = {
     "model": {"name": "m", "init": "pretrained", "hf": "owner/base", "revision": None},
@@ -88,6 +90,59 @@ def test_of_fine_tuning_it_says_which_tokens_counted_and_where_the_adapters_are(
     ):
         assert said in text
     assert "Pretrained" not in text and "Fine-tuning" not in card_of(tmp_path)
+
+
+def tuned_on(tmp_path, experiment, name, parent=None, known=True):
+    """A run that is fine-tuned on 100 examples in sequences of 64 tokens, half of which is padding."""
+    folder = RunFolder(tmp_path / "results" / experiment / "runs" / name)
+    tuning = {"template": "none", "loss_on": "answers", "pack": False}
+    more = {"parent": parent} if parent else {}
+    write_json(folder.file("run"), {**RUN, "task": "sft", "tuning": tuning, "data": {"blend": {"qa": 1.0}}, **more})
+    write_json(folder.file("launch"), {"index": "abc"})
+    corpus = made.corpus(made.dataset(documents=120, tokens=4000), digest="e" * 40)
+    examples = Examples(kind="pairs", count=120, turns=120, size=1, sha256="f" * 64)
+    write(tmp_path / "results" / experiment / "data" / "qa.json", replace(corpus, examples=examples))
+    shown = ShownExample(corpus="qa", tokens=2, pieces=(("a", False), ("b", True)))
+    numbers = {"examples": 100, "tokens": 3200, "counted": 900, "longest": 60, "cut": 0, "silent": 0, "positions": 6400}
+    read = ExamplesRead(**numbers, template="none", shown=shown)
+    index = DataIndex(name="abc", cache="c", samples={"train": 100}, corpora=(), max_epochs=4.0, examples=read)
+    path = tmp_path / "results" / experiment / "data" / "indexes" / "abc.json"
+    if known:
+        write(path, index)
+    else:
+        path.unlink(missing_ok=True)
+    return folder
+
+
+def test_tokens_of_examples_are_counted_without_padding(tmp_path):
+    def of(folder, iteration):
+        return card(folder, made.source(), iteration, None, made.trained(train_iters=50), None, None, {})
+
+    write_json(tmp_path / "results/old/runs/base/run.json", {**RUN, "training": {**RUN["training"], "seq_length": 32}})
+    load = {"optimizer": False, "rng": False}
+    base = {"experiment": "old", "run": "base", "iteration": 10, "load": load, "weights_only": True}
+    first = tuned_on(tmp_path, "paper", "first", base)
+    text, before = of(first, 50), 10 * 8 * 32
+    positions = before + 50 * 8 * 64
+    assert f"| tokens seen | about {before + 4 * 3200:,} without padding, in {positions:,} positions |" in text
+    read = "1 of the blend, about 12,800 tokens read: 4 times its 100 examples for training"
+    assert f"| qa | {read}; 120 examples, digest eeeeee" in text
+    assert f"about {before + 2 * 3200:,} without" in of(first, 25), "of a checkpoint before the last"
+    second = {"experiment": "paper", "run": "first", "iteration": 50, "load": load, "weights_only": True}
+    second = tuned_on(tmp_path, "paper", "second", second)
+    assert f"| tokens seen | about {before + 8 * 3200:,} without padding" in of(second, 50), "its parent's, too"
+    lost = tuned_on(tmp_path, "paper", "first", base, known=False)
+    text = of(lost, 50)
+    assert f"| tokens seen | {before + 50 * 8 * 64:,}, padding included |" in text
+    assert "| qa | 1 of the blend; 120 examples, digest eeeeeeeeeeee |" in text
+
+
+def test_weights_of_an_inline_config_are_called_random(tmp_path):
+    model = {"name": "m", "init": "pretrained", "config": {"model_type": "qwen3"}, "seed": 3}
+    text = card_of(tmp_path, run={**RUN, "model": model}, source=made.source())
+    assert "| started from | random weights, drawn from seed 3 |" in text and "base_model" not in text
+    text = card_of(tmp_path, source=made.source())
+    assert "| started from | the source's weights |" in text, "of a local folder"
 
 
 def test_the_same_run_gives_the_same_card(tmp_path):

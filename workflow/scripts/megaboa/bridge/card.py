@@ -10,7 +10,18 @@ from megaboa.blends import split_blends
 from megaboa.bridge.as_trained import as_trained
 from megaboa.layout import NAMES
 from megaboa.paths import ADAPTER, CHAT_TEMPLATE, RunFolder
-from megaboa.records import LM_LOSS, Corpus, Evaluated, Identity, ModelSource, TrainRecord, read_if_there
+from megaboa.records import (
+    LM_LOSS,
+    Corpus,
+    DataIndex,
+    Evaluated,
+    ExamplesRead,
+    Identity,
+    ModelSource,
+    RunSpec,
+    TrainRecord,
+    read_if_there,
+)
 from megaboa.store_paths import RunStore
 
 TASKS = {
@@ -80,15 +91,10 @@ def _training(folder: RunFolder, source: ModelSource, iteration: int, evaluation
     layout = ", ".join(
         f"{name} {parallel[name]}" for name in (*NAMES, "fsdp") if parallel.get(name) not in (None, 1, "none")
     )
-    start = "the source's weights" if run.model["init"] == "pretrained" else "random weights"
-    if source.revision and run.model["init"] == "pretrained":
-        start = f"{run.model['hf']} at {source.revision}"
-    if parent := run.parent:
-        start = f"iteration {parent.iteration} of {parent.experiment}: {parent.run}"
     rows = {
         "parameters": f"{source.params:,}",
-        "started from": start,
-        "tokens seen": f"{_tokens(folder, iteration):,}",
+        "started from": _start(run, source),
+        "tokens seen": _tokens_seen(folder, iteration),
         "sequence length": training["seq_length"],
         "global batch": f"{training['global_batch_size']} sequences",
         "precision": training["precision"],
@@ -101,16 +107,59 @@ def _training(folder: RunFolder, source: ModelSource, iteration: int, evaluation
     return rows
 
 
-def _tokens(folder: RunFolder, iteration: int) -> int:
-    """Tokens seen up to this iteration, including those of parent runs."""
+def _start(run: RunSpec, source: ModelSource) -> str:
+    if parent := run.parent:
+        return f"iteration {parent.iteration} of {parent.experiment}: {parent.run}"
+    if run.model["init"] != "pretrained":
+        return "random weights"
+    if run.model.get("config"):
+        return "random weights" + (f", drawn from seed {run.model['seed']}" if "seed" in run.model else "")
+    return f"{run.model['hf']} at {source.revision}" if source.revision else "the source's weights"
+
+
+def _tokens_seen(folder: RunFolder, iteration: int) -> str:
+    """Tokens seen up to this iteration, including those of parent runs. Examples for fine-tuning are padded."""
+    positions = exact = 0
+    padded, one, until = False, folder, iteration
+    while one:
+        positions += _positions(one, until)
+        examples = one.run.is_tuned
+        padded |= examples
+        own = _without_padding(one, until, _corpora_as_read(one)) if examples else _positions(one, until)
+        exact = None if exact is None or own is None else exact + own
+        parent = one.run.parent
+        one, until = (one.parent_folder, parent.iteration) if parent else (None, 0)
+    if not padded:
+        return f"{positions:,}"
+    return (
+        f"{positions:,}, padding included"
+        if exact is None
+        else f"about {exact:,} without padding, in {positions:,} positions"
+    )
+
+
+def _positions(folder: RunFolder, iteration: int) -> int:
+    """Positions of a run's own sequences up to this iteration; all hold tokens, unless examples are padded."""
     training, own = as_trained(folder).training, iteration - folder.run.steps_before
-    return _tokens_before(folder) + own * training["global_batch_size"] * training["seq_length"]
+    return own * training["global_batch_size"] * training["seq_length"]
 
 
-def _tokens_before(folder: RunFolder) -> int:
-    """Tokens seen by parent runs."""
-    parent = folder.run.parent
-    return _tokens(folder.parent_folder, parent.iteration) if parent else 0
+def _epochs(folder: RunFolder, iteration: int, corpora: dict[str, Corpus]) -> tuple[float, ExamplesRead] | None:
+    """How often a fine-tuned run has read its examples up to this iteration, and their statistics; None if the index is
+    gone, or of other examples."""
+    train = split_blends(folder.run.data).get("train", {})
+    if not folder.file("launch").exists() or not folder.launch.index or not train.keys() <= corpora.keys():
+        return None
+    index = read_if_there(DataIndex, folder.experiment_folder.index(folder.launch.index))
+    if index is None or index.examples is None:
+        return None
+    samples = (iteration - folder.run.steps_before) * as_trained(folder).training["global_batch_size"]
+    return samples / index.samples["train"], index.examples
+
+
+def _without_padding(folder: RunFolder, iteration: int, corpora: dict[str, Corpus]) -> int | None:
+    found = _epochs(folder, iteration, corpora)
+    return found and round(found[0] * found[1].tokens)
 
 
 def _data_of_parents(folder: RunFolder) -> list[str]:
@@ -137,19 +186,22 @@ def _corpora_as_read(folder: RunFolder) -> dict[str, Corpus]:
 def _data(folder: RunFolder, iteration: int, corpora: dict[str, Corpus]) -> dict[str, str]:
     """Training data, each with its share of the blend and the tokens read; corpora only used for evaluation say so."""
     trained = split_blends(folder.run.data).get("train", {})
-    own = _tokens(folder, iteration) - _tokens_before(folder)
     rows = {}
     for name in folder.corpus_manifests:
         corpus = corpora.get(name)
         share = trained.get(name, 0) / (sum(trained.values()) or 1)
-        use = (
-            f"{share:.4g} of the blend, about {share * own:,.0f} tokens read" if share else "not trained on, evaluated"
-        )
+        use = f"{share:.4g} of the blend" if share else "not trained on, evaluated"
+        if share and not folder.run.is_tuned:
+            use += f", about {share * _positions(folder, iteration):,.0f} tokens read"
+        elif share and (read := _epochs(folder, iteration, corpora)):
+            epochs, examples = read
+            use += f", about {epochs * examples.tokens:,.0f} tokens read"
+            use += f": {epochs:.3g} times its {examples.examples:,} examples for training"
         if corpus is None:
             rows[name] = f"{use}; the corpus has changed since, or is gone"
             continue
-        if corpus.examples:  # token counts would include padding
-            rows[name] = f"{corpus.documents:,} examples, digest {corpus.digest[:12]}"
+        if corpus.examples:
+            rows[name] = f"{use}; {corpus.documents:,} examples, digest {corpus.digest[:12]}"
             continue
         rows[name] = f"{use}; {corpus.documents:,} documents, {corpus.tokens:,} tokens, digest {corpus.digest[:12]}"
     return rows or {"none": "the recipe's" if folder.run.is_recipe else "mock data"}
