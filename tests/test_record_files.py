@@ -171,7 +171,7 @@ def test_metrics_of_version_0_come_out_the_same(old):
     summary = plain(measure.trained(old).summary)
     assert {key: summary[key] for key in before} == before
     spent = goodput.goodput(records.read_ledger(store.ledger), read_events(store), measure.trained(old).rows)
-    assert plain(spent) == read_json(old.goodput)
+    assert plain(spent) == {key: value for key, value in read_json(old.goodput).items() if key != "rank_hours"}
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,14 @@
 """Where a run's time went: every second once, and under the right name."""
 
+from pathlib import Path
+
 import pytest
 from fake_runs import end_event, start_event, step_event
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megaboa import records
+from megaboa.files import read_json
 from megaboa.observe.goodput import KINDS, STARTUP, goodput, startup
 from megaboa.observe.steps import step_rows
 from megaboa.records import LEDGER, STEPS, Called
@@ -61,6 +64,15 @@ def test_one_attempt():
     }
     assert (found.wall_seconds, found.goodput) == (90.0, pytest.approx(20 / 90))
     assert found.attempts[0].phases == {"configured": 9.0, "built": 29.0, "train_start": 39.0}
+
+
+def test_rank_hours_of_files_of_earlier_versions_are_kept_and_no_longer_written():
+    path = Path(__file__).parents[1] / "fixtures/version-0/results/tiny/runs/dp2/metrics/goodput.json"
+    older = records.read(records.Goodput, path)
+    assert older.more == {"rank_hours": read_json(path)["rank_hours"]} and older.allocated_seconds > 0
+    entries = [start_event(1, 1000.0), end_event(1, 1, 1010.0)]
+    now = goodput(records.events(LEDGER, entries), [], [])
+    assert records.plain(now).keys() == records.plain(older).keys() - {"rank_hours"}
 
 
 def test_what_a_later_attempt_did_again_is_lost():

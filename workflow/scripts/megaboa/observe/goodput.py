@@ -106,7 +106,6 @@ def goodput(
         allocated_seconds=allocated,
         seconds=seconds,
         goodput=seconds["productive"] / allocated if allocated else None,
-        rank_hours=sum((one.end - one.start.time) * one.start.world_size / 3600 for one in attempts),
         accounting="ledger" if lives is None else cluster().accounts,
         attempts=tuple(per_attempt),
     )

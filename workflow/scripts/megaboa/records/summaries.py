@@ -196,7 +196,6 @@ class Goodput(Record):
     allocated_seconds: float
     seconds: dict[str, float]
     goodput: float | None
-    rank_hours: float | None = None
     accounting: str = "ledger"  # or the name of a scheduler's accounting
     attempts: tuple[AttemptTime, ...]
 
