@@ -1,5 +1,6 @@
 """Further validation sets and masks from the data, in Bridge's own pretrain() on the CPU."""
 
+import itertools
 import json
 import math
 import os
@@ -33,6 +34,30 @@ def folder(tmp_path_factory):
         corpora[name] = plain(made.corpus(dataset))
     (root / "corpora.json").write_text(json.dumps(corpora))
     return root
+
+
+def _held_out_samples(micro_batch_size: int, ranks: int, samples: int = 66, read: int = 16) -> list[int]:
+    """The samples that an evaluation of 16 of them reads on all ranks, by Bridge's sampler."""
+    from megatron.bridge.data.samplers import build_pretraining_data_loader
+
+    found = []
+    for rank in range(ranks):
+        loader = build_pretraining_data_loader(
+            list(range(samples)), 0, "cyclic", micro_batch_size, 0, True, data_parallel_rank=rank,
+            data_parallel_size=ranks,
+        )  # fmt: skip
+        batches = itertools.islice(loader.batch_sampler, read // (micro_batch_size * ranks))
+        found += [sample for batch in batches for sample in batch]
+    return sorted(found)
+
+
+def test_dp_and_the_micro_batch_decide_which_documents_an_evaluation_reads():
+    """As the caption of the validation figure says: they may. Micro-batches of 1 and 2, which divide 66, read alike."""
+    [one] = on_cpu(_held_out_samples, 1, 1)
+    for micro_batch_size, ranks in ((1, 2), (4, 1), (4, 2)):
+        [other] = on_cpu(_held_out_samples, micro_batch_size, ranks)
+        assert len(one) == len(other) == 16 and one != other
+    assert on_cpu(_held_out_samples, 2, 1) == [one]
 
 
 def _pretrain(root: str, name: str, data: dict, model: dict) -> float:

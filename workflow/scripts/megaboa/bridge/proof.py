@@ -305,7 +305,8 @@ def held_out_obstacle(folder: RunFolder, evaluation: Evaluated | None, params: i
 def held_out_batches(folder: RunFolder, evaluation: Evaluated) -> list[Batch]:
     """The batches that the evaluation read on all ranks. Must be called before there is a process group.
 
-    Bridge draws validation samples in random order, and each data parallel rank from its own part.
+    Bridge draws validation samples in random order, and each data parallel rank from its own part, whose size depends
+    on the micro-batch, too.
     """
     config = configuration.build_as_launched(folder, configuration.Inputs.for_data(folder))
     config.dataset.path_to_cache = str(Path(folder.index.cache).absolute())
