@@ -401,5 +401,13 @@ def test_a_run_that_continues_has_its_parents_tokens_and_its_own_step_times(tmp_
     frames = Frames(list(runs.values()), {})
     tokens = frames.runs.set_index("run")["trained_tokens"]
     assert tokens["half"] == tokens["whole"] + 5120 and pd.isna(tokens["older"])
+    ends = frames.steps.groupby("run")["tokens"].agg(["first", "last"])
+    assert ends.loc["whole"].tolist() == [1024, 10 * 1024]
+    assert ends.loc["half"].tolist() == [5120 + 1024, tokens["half"]], "the axis begins at the parent's tokens"
+    assert "older" not in set(frames.of(Figure(name="mine", kind="line", data="steps", x="tokens", y="loss"))["run"])
+    # Continued in place, its rows have the parent's first six steps already.
+    runs["half"].summary.update(tokens=4 * 1024, tokens_before=6 * 1024)
+    in_place = Frames(list(runs.values()), {}).steps.query("run == 'half'")["tokens"]
+    assert in_place.tolist() == [step * 1024 for step in range(1, 11)]
     warm = frames.steps.query("run == 'half' and warm == 'true'")
     assert warm["step"].tolist() == [10], "steps from before, and its own first three, don't count"

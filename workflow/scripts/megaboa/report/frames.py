@@ -242,7 +242,11 @@ def _places(figure: Figure) -> list[str]:
 def _steps(run: RunResult) -> pd.DataFrame:
     table = run.steps.copy()
     table["tokens_per_second"] = table["tokens"] / table["seconds"]
-    table["tokens"] = table["tokens"].cumsum()
+    # The last step has the run's trained_tokens: steps before a run continued in place are rows of their own, those of
+    # other parents aren't.
+    trained = _tokens(run.summary or {})
+    before = float("nan") if trained is None else trained - table["tokens"].sum()
+    table["tokens"] = before + table["tokens"].cumsum()
     table["warm"] = run.warm.map({True: "true", False: "false"})
     return table.drop(columns=["attempt", "replayed", "time", "skipped"]).assign(run=run.name)
 

@@ -108,8 +108,8 @@ def draw(
                 constants = [one.table().assign(of=level) for level, one in found.items()]
                 style.save_data(pd.concat(constants, ignore_index=True), folder, f"{name}{style.FIT}")
                 note = " ".join([note, *(_said(level, one) for level, one in found.items())]).strip()
-            if spec:
-                note = " ".join([note, *_left_out(spec, frames)]).strip()
+            if spec or name == figures.LOSS_BY_TOKENS.name:
+                note = " ".join([note, *_left_out(spec or figures.LOSS_BY_TOKENS, frames)]).strip()
             runs_shown = table["run"].nunique() if "run" in table else len(good)
             style.save_text(_printed(name, specs, caption, note, runs_shown), folder, name)
             # a note is a sentence, so the text before it has to end like one
