@@ -228,6 +228,15 @@ def test_the_report_knows_what_runs_have_of_the_keys_that_only_others_set(plan_o
     report = specifications.contents(Shared(plan_of(recipe), tmp_path))["report.json"]
     known = {"optimizer.lr": 0.1, "parallel.tp": None, "resources.gpus_per_node": 1}
     assert report["unset"] == {"one": known}, "what a recipe decides isn't known"
+    tuned = "{task: lora, tuning.rank: 4, tuning.loss_on: everything, data.blend: chat, tuning.template: none}"
+    tuned = f"sweep: {{runs: {{one: {{}}, lora: {tuned}, sft: {tuned.replace('lora, tuning.rank: 4', 'sft')}}}}}\n"
+    (tmp_path / "chat.jsonl").write_text('{"prompt": "a", "answer": "b"}\n' * 20)
+    tuned += f"corpora: {{old: {{source: {tmp_path}/chat.jsonl}}, "
+    tuned = f"models: {{dense: {{init: pretrained}}}}\n{tuned}"
+    tuned += f"chat: {{source: {tmp_path}/chat.jsonl, prompt: prompt, answer: answer}}}}\ndata: {{blend: old}}\n"
+    unset = specifications.contents(Shared(plan_of(tuned), tmp_path))["report.json"]["unset"]
+    assert (unset["one"]["tuning.rank"], unset["one"]["tuning.loss_on"]) == (None, None)
+    assert unset["sft"] == {"tuning.rank": None}, "a run without adapters has no rank"
     grid = "sweep: {grid: {optimizer.lr: [0.1, 0.2]}}\n"
     assert "unset" not in specifications.contents(Shared(plan_of(grid), tmp_path))["report.json"]
 

@@ -13,7 +13,7 @@ from called import called
 from chromium import PROGRAM, Chromium
 from fake_runs import FakeExperiment
 
-from megaboa.files import write_json
+from megaboa.files import read_json, write_json
 from megaboa.records import Energy, Memory, Mfu, Spread, Stragglers, Summary, read, write
 
 REQUIRED = bool(os.environ.get("MEGABOA_REQUIRE_CHROMIUM"))
@@ -178,6 +178,32 @@ def test_no_table_is_cut_in_a_window_of_a_laptop(browser, long_names):
     cut = "[...document.querySelectorAll('.table')].filter(t => t.scrollWidth > t.clientWidth)"
     assert browser.run(f"{cut}.map(t => [t.textContent.trim().slice(0, 60), t.scrollWidth, t.clientWidth])") == []
     assert browser.run("document.querySelectorAll('.table').length") >= 6
+
+
+def test_runs_of_several_tasks_fit_a_window_and_tables_that_do_not_can_be_scrolled(browser, tmp_path):
+    experiment, values = FakeExperiment(tmp_path), {}
+    for name, task in (("cont", "pretrain"), ("tuned", "sft"), ("lora", "lora")):
+        experiment.completed_run(name)
+        experiment.measure(name)
+        asked = experiment.results / "runs" / name / "run.json"
+        parent = {"experiment": "paper", "run": "lr0.003-seed1", "iteration": 20, "weights_only": True}
+        parent["load"] = {"optimizer": False, "rng": False}
+        write_json(asked, read_json(asked) | {"parent": parent})
+        values[name] = {"continue_from": "paper/lr0.003-seed1@20", "training.train_iters": 30, "data.blend": name}
+        values[name] |= {"optimizer.lr": 0.001 * len(name), "task": task, "tuning.rank": len(values)}
+    values["cont"] |= {"continue_from": "paper/lr0.003-seed2@20", "training.train_iters": 60}
+    page = report_of(experiment, title="Tasks", agreements=[], proofs=[], values=values)
+    table, head = "document.querySelector('#runs ~ .table')", "th:last-child"
+    for width, fits in ((1200, True), (700, False)):
+        browser.look(width=width)
+        browser.open(page)
+        browser.picture(PICTURES / f"tasks-{width}.png")
+        assert browser.run(f"{table}.scrollWidth <= {table}.clientWidth") == fits
+        browser.run(f"{table}.scrollLeft = 10000")
+        right = "getBoundingClientRect().right"
+        assert browser.run(f"{table}.querySelector('{head}').{right} <= {table}.{right} + 1")
+    heads = browser.run(f"[...{table}.querySelectorAll('th')].map(one => one.textContent)")
+    assert heads[4:8] == ["task", "blend", "lr", "train_iters"]
 
 
 def test_the_page_of_a_fleet_fits_and_sorts(browser, tmp_path):

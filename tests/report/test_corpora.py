@@ -138,7 +138,7 @@ def test_the_page_shows_an_example_and_which_of_its_tokens_count(experiment, tmp
     html = page(runs, tmp_path / "report", agreements=[], data=load_data(experiment.results, runs))
     text = html if isinstance(html, str) else (tmp_path / "report" / "index.html").read_text()
     assert '<pre class="example">&lt;user&gt;Is 1 &lt; 2 &amp; 3?<mark>Yes.&lt;end&gt;</mark></pre>' in text
-    said = "1,920 examples of chats, 500 tokens, of which 100 count in the loss; 50 % of the positions"
+    said = "1,920 examples of chats, 500 tokens, of which 100 count in the loss; 50.0% of the positions"
     assert said in " ".join(text.split()) and "7 are cut, and of 3 nothing that counts is left" in text
 
 

@@ -10,7 +10,7 @@ from fake_runs import FakeExperiment
 
 from megaboa.config.models.outputs import Figure
 from megaboa.report import fits, style
-from megaboa.report.figures import standard_figures
+from megaboa.report.figures import LEARNING_RATE, standard_figures
 from megaboa.report.frames import Frames
 from megaboa.report.kinds import mean_band
 from megaboa.report.page import ReportError, _drawn, _fits, _left_out, draw
@@ -86,6 +86,7 @@ def test_two_seeds_have_their_values_as_a_band_and_one_has_none():
 
 
 CURVES = {"kind": "line", "data": "steps", "x": "step", "y": "loss"}
+TIMES = {"kind": "bar", "data": "time", "x": "kind", "y": "seconds", "hue": "optimizer.lr"}
 
 
 @pytest.fixture(scope="module")
@@ -105,19 +106,25 @@ def many(tmp_path_factory):
     return Frames(load_runs(experiment.results), values)
 
 
+def as_read(legend):
+    """The entries of a legend, line by line."""
+    renderer = legend.figure.canvas.get_renderer()
+    boxes = {text.get_text(): text.get_window_extent(renderer) for text in legend.get_texts()}
+    return sorted(boxes, key=lambda text: (-round(boxes[text].y0), boxes[text].x0))
+
+
 @pytest.mark.parametrize("form", ["page", "one-column", "two-columns"])
 @pytest.mark.parametrize("beside", [True, False])
 def test_24_runs_are_told_apart_by_four_colours_and_three_dashes(many, form, beside):
     look = {"hue": "optimizer.lr", "dash": "training.global_batch_size", "direct": beside, "format": form}
     figure, table = _drawn(Figure(name="mine", **CURVES, **look), many)
+    figure.draw_without_rendering()
     [axes], [legend] = figure.axes, figure.legends
     drawn = [line for line in axes.lines if len(line.get_xdata())]
     assert len(drawn) == 24 == table["run"].nunique()
     assert len({(line.get_color(), line.get_linestyle(), str(line._dash_pattern)) for line in drawn}) == 12
     batches, rates = [f"global batch size {gbs}" for gbs in (8, 16, 32)], ["0.001", "0.002", "0.004", "0.008"]
-    entries = [text.get_text() for text in legend.get_texts()]
-    assert entries == batches if beside else [f"learning rate {rate}" for rate in rates] + batches
-    figure.draw_without_rendering()
+    assert as_read(legend) == batches if beside else [f"learning rate {rate}" for rate in rates] + batches
     renderer = figure.canvas.get_renderer()
     labels = sorted(axes.texts, key=lambda text: text.xy[1])
     assert [text.get_text() for text in labels] == ([*reversed(rates), "learning rate"] if beside else [])
@@ -254,6 +261,89 @@ def test_a_column_that_tells_a_swept_key_is_as_good_as_the_key(frames):
     [axes], table = drawn(other, kind="line", x="trained_tokens", y="loss.last", over="training.seed")
     assert [line.get_xdata().tolist() for line in axes.lines] == [[8000, 16000]] * 2
     assert set(table["setting"]) == {"dense lr=0.001", "dense lr=0.003"}
+
+
+@pytest.mark.parametrize("kind", ["bar", "box"])
+def test_bars_of_a_group_stand_together_below_one_name(frames, kind):
+    [axes], table = drawn(frames, kind=kind, x="optimizer.lr", y="loss.last", hue="training.seed")
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["0.001", "0.003"]
+    middles = [bar.get_y() + bar.get_height() / 2 for bar in axes.patches]
+    assert len(middles) == 6 and axes.get_yticks().tolist() == pytest.approx([middles[1], middles[4]])
+    inside = [middles[1] - middles[0], middles[2] - middles[1], middles[5] - middles[4]]
+    gap = middles[3] - middles[2]
+    assert inside == pytest.approx([inside[0]] * 3) and gap > 1.3 * inside[0] > 1.3 * axes.patches[0].get_height()
+    assert table["training.seed"].tolist() == [1, 2, 3] * 2
+    [axes], _ = drawn(frames, kind=kind, x="run", y="loss.last", hue="training.seed")
+    assert np.diff(axes.get_yticks()).tolist() == [1.0] * 11, "one bar each: nothing to group"
+
+
+def test_kinds_of_time_that_no_run_has_spent_are_left_out(frames):
+    spent = {kind for run in frames._runs for kind, seconds in run.goodput.seconds.items() if seconds}
+    _, table = drawn(frames, **TIMES)
+    assert set(table["kind"]) == spent and not {"queue", "lost", "away"} & spent and "productive" in spent
+    _, table = drawn(frames, **TIMES, filter={"kind": ["lost", "productive"]})
+    assert set(table["kind"]) == {"lost", "productive"}, "named, it is shown"
+
+
+def test_equal_learning_rates_are_one_curve_in_the_order_of_the_settings(tmp_path):
+    experiment, values = FakeExperiment(tmp_path), {}
+    for name in ("low-1", "low-2", "high-1", "high-2"):
+        experiment.completed_run(name, steps=4)
+        experiment.measure(name)
+        values[name] = {"optimizer.lr": 1e-3 if "low" in name else 3e-3, "training.seed": int(name[-1])}
+    runs = load_runs(experiment.results)
+    for run in runs:
+        run.steps["lr"] = values[run.name]["optimizer.lr"] / run.steps["step"]
+    figure, table = _drawn(LEARNING_RATE, Frames(runs, values))
+    [axes], [legend] = figure.axes, figure.legends
+    figure.draw_without_rendering()
+    assert [line.get_ydata()[0] for line in axes.lines] == [1e-3, 3e-3] and len(table) == 16
+    assert as_read(legend) == ["low-1, low-2", "high-1, high-2"]
+
+
+def test_legends_are_read_line_by_line_in_the_order_of_the_plan(tmp_path):
+    experiment = FakeExperiment(tmp_path)
+    names = [f"{word}-0.00{index}-and-a-seed" for index, word in enumerate(("one", "two", "three", "four", "five"))]
+    for index, name in enumerate(names):
+        experiment.completed_run(name, steps=3, losses={1: 5 + index, 2: 4, 3: 3})
+        experiment.measure(name)
+    figure, _ = _drawn(Figure(name="mine", **CURVES), Frames(load_runs(experiment.results)))
+    figure.draw_without_rendering()
+    [legend] = figure.legends
+    assert as_read(legend) == names and legend._ncols > 1
+
+
+@pytest.mark.parametrize(
+    ("given", "caption"),
+    [
+        (CURVES | {"x": "tokens"}, "Loss of every step by tokens: a line for each run."),
+        (
+            CURVES | {"hue": "optimizer.lr", "over": "training.seed"},
+            "Loss of every step by step: a line for each learning rate; colour: learning rate. Mean over training.seed "
+            "(n = 6) with its 95% confidence interval.",
+        ),
+        (
+            TIMES | {"filter": {"kind": "idle"}},
+            "Seconds of the runs' time by kind: a bar for each kind and learning rate; colour: learning rate; "
+            "only kind idle.",
+        ),
+        (
+            {"kind": "heat", "x": "optimizer.lr", "y": "training.global_batch_size", "value": "loss.last"},
+            "Last loss by learning rate and global batch size: a cell for each pair.",
+        ),
+        (
+            {"kind": "scatter", "data": "validation", "x": "step", "y": "loss", "facet": "optimizer.lr"},
+            "Loss of every evaluation by step: a point for each evaluation; panels: learning rate.",
+        ),
+        ({"kind": "scatter", "x": "optimizer.lr", "y": "loss.last", "caption": "Mine."}, "Mine."),
+    ],
+)
+def test_a_figure_without_a_caption_says_what_is_drawn(frames, tmp_path, monkeypatch, given, caption):
+    monkeypatch.setattr("megaboa.report.figures.STANDARD", ())
+    monkeypatch.setattr("megaboa.report.style.KINDS", ("svg",))
+    shown = draw(frames._runs, (), (), {}, tmp_path, frames, own=[Figure(name="mine", **given)])
+    [mine] = [figure for figure in shown if figure.name == "mine"]
+    assert f"{mine.caption} {mine.note}".strip() == caption
 
 
 @pytest.mark.parametrize("kind", ["bar", "box"])

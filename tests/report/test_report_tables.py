@@ -60,7 +60,7 @@ SWEPT = {
     "a": {
         "optimizer.lr": 0.001,
         "training.seed": 1,
-        "data.blend": {"x": 0.5},
+        "data.blend": {"x": 0.5, "y": 0.5},
         "parallel.tp": 2,
         "x.name": "p",
         "y.name": 1,
@@ -68,7 +68,7 @@ SWEPT = {
     "b": {"optimizer.lr": 0.001, "training.seed": 2, "model": "dense", "x.name": "q", "y.name": None},
     "c": {"optimizer.lr": 0.001, "training.seed": 2, "checkpoint.state": "s"},
 }
-UNSET = {"b": {"parallel.tp": 1, "data.blend": "x"}, "c": {"parallel.tp": 1, "data.blend": "x"}}
+UNSET = {"b": {"parallel.tp": 1, "data.blend": {"x": 1.0}}, "c": {"parallel.tp": 1, "data.blend": "x"}}
 
 
 def test_the_table_of_runs_has_the_swept_keys_in_which_runs_differ():
@@ -81,6 +81,17 @@ def test_the_table_of_runs_has_the_swept_keys_in_which_runs_differ():
         "| 1 |  |",
         "| 1 |  |",
     ]
+
+
+def test_blends_are_named_as_in_the_plan_and_the_task_stands_first():
+    assert swept_columns(RUNS, Frames([], SWEPT, unset=UNSET))["blend"].tolist() == ["x:0.5,y:0.5", "x", "x"]
+    values = {
+        "a": {"data.blend": "prose", "tuning.rank": 4, "task": "lora"},
+        "b": {"data.blend": {"code": 1.0}, "optimizer.lr": 0.1},
+    }
+    table = swept_columns(RUNS[:2], Frames([], values, unset={"a": {"optimizer.lr": 0.2}, "b": {"task": "pretrain"}}))
+    assert list(table.columns) == ["task", "blend", "rank", "lr"]
+    assert as_tsv(table).splitlines()[1:] == ["lora\tprose\t4\t0.2", "pretrain\tcode\t\t0.1"]
 
 
 def test_tables_to_be_read_have_four_swept_keys_and_tsv_all(tmp_path):

@@ -23,6 +23,11 @@ def split_blends(data: Tree) -> dict[str, Blend]:
     return {split: given[split] for split in SPLITS if given.get(split)}
 
 
+def named(blend: Blend) -> str:
+    """A blend as plan.tsv and the report name it: `wiki`, or `wiki:0.7,code:0.3`."""
+    return next(iter(blend)) if len(blend) == 1 else ",".join(f"{name}:{weight:g}" for name, weight in blend.items())
+
+
 def validation_sets(data: Tree) -> dict[str, Blend]:
     return data.get("validation_sets") or {}
 

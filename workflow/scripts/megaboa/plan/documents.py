@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from megaboa import bridge_recipes, files, layout, store
-from megaboa.blends import Blend, corpora, split_blends
+from megaboa.blends import corpora, named, split_blends
 from megaboa.config.formula import Number
 from megaboa.config.models.data import Data
 from megaboa.config.models.experiment import Experiment
@@ -210,11 +210,12 @@ def row(name: str, model: str, config: Experiment, quantities: Quantities) -> Tr
         return RECIPE if value is None else int(value)
 
     params = quantities.get("params")
+    blend = split_blends(config.data.model_dump()).get("train")
     precision, told = known("training", "precision"), bridge_recipes.precision_of(config.models[model].recipe)
     return {
         "run": name,
         "model": model,
-        "data": _blend(split_blends(config.data.model_dump()).get("train")) or ("mock" if own_defaults else RECIPE),
+        "data": named(blend) if blend else "mock" if own_defaults else RECIPE,
         "world_size": number("world_size"),
         **{field: known("parallel", field) for field in (*layout.NAMES, "sp", "fsdp")},
         "dp": number("dp"),
@@ -229,12 +230,6 @@ def row(name: str, model: str, config: Experiment, quantities: Quantities) -> Tr
         **{field: getattr(config.resources, field) for field in ("nodes", "gpus_per_node", "runtime")},
         "parent": None,
     }
-
-
-def _blend(blend: Blend | None) -> str:
-    if not blend:
-        return ""
-    return next(iter(blend)) if len(blend) == 1 else ",".join(f"{name}:{weight:g}" for name, weight in blend.items())
 
 
 def table(rows: list[Tree]) -> str:

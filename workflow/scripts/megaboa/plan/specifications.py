@@ -280,7 +280,10 @@ def values_of_others(plan: Plan) -> dict[str, Tree]:
 
 def _value(run: Run, key: str) -> Any:
     """The value that a run was planned with; None if the plan doesn't know it, as of what its recipe decides."""
-    decided = run.run.is_recipe and key.partition(".")[0] in SECTIONS  # unless the experiment sets it
+    section, _, name = key.partition(".")
+    if section == "tuning" and name not in run.run.tuning:  # as the rank of a run without adapters
+        return None
+    decided = run.run.is_recipe and section in SECTIONS  # unless the experiment sets it
     found: Any = run.run if decided else run.config
     for part in key.split("."):
         found = found.get(part) if isinstance(found, Mapping) else getattr(found, part, None)

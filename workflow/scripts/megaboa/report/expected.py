@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +60,12 @@ class Expected:
 
 def _error(predicted: float | None, measured: float | None) -> str:
     return "" if predicted is None or not measured else f"{predicted / measured - 1:+.1%}"
+
+
+def known_columns(expected: Sequence[Expected]) -> set[str]:
+    """The columns that any run has a value of."""
+    names = [*(one.name for one in fields(Expected)), "memory_error", "model_error"]
+    return {name for name in names if any(getattr(one, name) not in (None, "", "-") for one in expected)}
 
 
 def load_expected(results: Path, runs: Sequence[RunResult]) -> list[Expected]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from megaboa import metrics
+from megaboa import blends, metrics
 from megaboa.config.models.outputs import Figure
 from megaboa.observe.steps import VALIDATION_SET
 from megaboa.records import LM_LOSS
@@ -66,6 +66,8 @@ class Frames:
     def _chosen(self, figure: Figure) -> pd.DataFrame:
         """The rows that a figure's filter leaves, also those without a value that has a place on an axis."""
         table = self.table(figure.data)
+        if figure.data == "time" and "kind" not in figure.filter:  # kinds that no run has spent time on say nothing
+            table = table[table.groupby("kind")["seconds"].transform("any")]
         given = (figure.x, figure.y, figure.value, figure.hue, figure.dash, figure.facet, figure.over, *figure.filter)
         asked = list(dict.fromkeys(name for name in given if name is not None))
         if figure.fit == "scaling-law":
@@ -271,4 +273,6 @@ def text(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, float):
         return f"{value:.10g}"
+    if isinstance(value, dict) and value and all(isinstance(weight, int | float) for weight in value.values()):
+        return blends.named(value)
     return str(value)

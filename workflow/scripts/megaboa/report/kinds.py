@@ -5,8 +5,10 @@ Very many curves are summarized: by their mean with its confidence interval, or 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -47,6 +49,8 @@ MOST_BARS = 40
 FEW_POINTS = 12  # curves with no more have markers
 FEWEST_VALUES = 3  # fewest values for a confidence interval
 MOST_FACETS = 12
+NEXT_TO = 0.68  # distance of bars of one name; those of different names are 1 apart
+SCHEDULED = ("lr",)  # columns of steps that the configuration decides, so that runs have them in common
 _QUANTILES = {"p5": 0.05, "p25": 0.25, "median": 0.5, "p75": 0.75, "p95": 0.95}
 MOST_PLACES = 500  # number of places on x at which the distribution of very many curves is computed
 
@@ -96,6 +100,12 @@ def _bars(table: pd.DataFrame, spec: Figure) -> list[pd.DataFrame]:
     return [part for _, of_x in table.groupby(spec.x, sort=False) for _, part in of_x.groupby(keys, sort=False)]
 
 
+def _stand(names: Sequence[object]) -> list[float]:
+    """The places of bars or boxes: neighbours of one name close together, with a gap to the next name's."""
+    steps = [NEXT_TO if name == before else 1.0 for before, name in pairwise(names)]
+    return [0.0, *itertools.accumulate(steps)]
+
+
 def line(axes: Axes, table: pd.DataFrame, spec: Figure, shades: Shades) -> pd.DataFrame:
     """A curve for each run; or the mean over runs with its band; or the distribution of very many runs."""
     if spec.over is not None:
@@ -105,7 +115,7 @@ def line(axes: Axes, table: pd.DataFrame, spec: Figure, shades: Shades) -> pd.Da
     if len(runs) > MOST_ENTRIES:
         return _crowd(axes, table, spec, shades)
     curves = {run: table[table["run"] == run].sort_values(spec.x, kind="stable").iloc[::stride] for run in runs}
-    if _alone(spec, shades) and len(runs) > MOST_PLAIN:
+    if _alone(spec, shades) and (len(runs) > MOST_PLAIN or spec.y in SCHEDULED):
         _named_curves(axes, curves, spec, shades)
         return pd.concat(curves.values())
     shown, dashes = [], _levels(axes, table, spec, shades, DASHES)
@@ -328,18 +338,20 @@ def bar(axes: Axes, table: pd.DataFrame, spec: Figure, shades: Shades) -> pd.Dat
     bars = pd.DataFrame(rows)
     if len(bars) > MOST_BARS:
         bars = bars.sort_values(spec.y, ascending=named(spec.y).less_is_better, kind="stable").head(MOST_BARS)
-    for place, row in enumerate(bars.to_dict("records")):
+        bars = bars.sort_index() if bars[spec.x].duplicated().any() else bars
+    at = _stand(bars[spec.x].tolist())
+    for place, row in zip(at, bars.to_dict("records"), strict=True):
         level = row[shades.column]
         axes.barh(
             place, row[spec.y], height=0.62, linewidth=0, color=shades.of(level), label=_named(spec, shades, level)
         )
         axes.plot([row[low], row[high]], [place, place], color=INK, linewidth=1.4, solid_capstyle="butt")
-        at = (max(row[high], row[spec.y]), place)
+        end = (max(row[high], row[spec.y]), place)
         axes.annotate(
-            number(row[spec.y], spec.y), at, (5, 0), textcoords="offset points", va="center", color=INK, fontsize=9
+            number(row[spec.y], spec.y), end, (5, 0), textcoords="offset points", va="center", color=INK, fontsize=9
         )
-    axes.set_xlim(0, max(bars[high].max(), bars[spec.y].max()) * 1.2)
-    places(axes, [text_of(name) for name in bars[spec.x]])
+    axes.set_xlim(0, max(bars[high].max(), bars[spec.y].max()) * 1.2 or 1)
+    places(axes, [text_of(name) for name in bars[spec.x]], at)
     return bars
 
 
@@ -352,7 +364,8 @@ def box(axes: Axes, table: pd.DataFrame, spec: Figure, shades: Shades) -> pd.Dat
         row = {spec.x: part[spec.x].iloc[0], **{f"{spec.y}.{key}": value for key, value in row.items()}, "n": len(part)}
         rows.append(row | {shades.column: part[shades.column].iloc[0]})
     ends = np.array([[row[f"{spec.y}.p5"], row[f"{spec.y}.p95"]] for row in rows])
-    for place, row in enumerate(rows):
+    at = _stand([row[spec.x] for row in rows])
+    for place, row in zip(at, rows, strict=True):
         p5, p25, median, p75, p95 = (row[f"{spec.y}.{key}"] for key in ("p5", "p25", "median", "p75", "p95"))
         level = row[shades.column]
         axes.plot([p5, p95], [place, place], color=INK, linewidth=1.2, solid_capstyle="butt")
@@ -371,7 +384,7 @@ def box(axes: Axes, table: pd.DataFrame, spec: Figure, shades: Shades) -> pd.Dat
     # bars begin at zero, for their lengths to be compared; boxes have the axis of their values, or they would be lines
     if ends.min() < ends.max():
         axes.set_xlim(*_around(ends, log=False))
-    places(axes, [text_of(row[spec.x]) for row in rows])
+    places(axes, [text_of(row[spec.x]) for row in rows], at)
     return pd.DataFrame(rows)
 
 
@@ -430,7 +443,8 @@ KINDS: dict[str, Callable[[Axes, pd.DataFrame, Figure, Shades], pd.DataFrame]] =
 
 def _height(spec: Figure, table: pd.DataFrame) -> float:
     if spec.kind in ("bar", "box"):
-        return 0.9 + 0.3 * min(MOST_BARS, len(_bars(table, spec)))
+        names = [part[spec.x].iloc[0] for part in _bars(table, spec)[:MOST_BARS]]
+        return 1.2 + 0.3 * _stand(names)[-1]
     if spec.kind == "heat":
         return 1.4 + 0.32 * min(20, table[spec.y].nunique())
     return 3.5

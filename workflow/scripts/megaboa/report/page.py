@@ -22,10 +22,10 @@ from megaboa.records import AgreementSpec, BaselineSpec, Counts, ReportCheck, Tr
 from megaboa.report import figures, kinds, style
 from megaboa.report.checks import by_subject, counts, faults, verdict
 from megaboa.report.corpora import CorpusCard, DataRead, last_validation
-from megaboa.report.expected import LIMIT, Expected, gap_rows
+from megaboa.report.expected import LIMIT, Expected, gap_rows, known_columns
 from megaboa.report.figures import standard_figures
 from megaboa.report.fits import Fit, fit_of
-from megaboa.report.frames import Frames, UnknownColumnError
+from megaboa.report.frames import Frames, UnknownColumnError, text
 from megaboa.report.interim import Interim
 from megaboa.report.profiles import FIGURES as TRACE_FIGURES
 from megaboa.report.profiles import PREFIX, Profile
@@ -45,7 +45,17 @@ SECTIONS = {
     "along": ("along",),
 }
 FIGURES = tuple(name for names in SECTIONS.values() for name in names)
+PARENT = "continue_from"  # the swept key
 KNOWN_ON_THE_CPU = ("tflops_per_gpu", "mfu")  # known even on the CPU, so no reason for a row in the table of machines
+# What a caption calls a row of a figure's table, and its values.
+ROW = {"runs": "run", "steps": "step", "validation": "evaluation", "exports": "value", "time": "kind of time of a run"}
+OF = {
+    "runs": "",
+    "steps": " of every step",
+    "validation": " of every evaluation",
+    "exports": " of every export along the training",
+    "time": " of the runs' time",
+}
 CAPTIONS = (*FIGURES, *(f"{PREFIX}{name}" for name in TRACE_FIGURES))
 
 
@@ -102,7 +112,7 @@ def draw(
             svg = Markup(style.save(figure, folder, name))
             style.save_data(table, folder, name)
             spec = by_name.get(name)
-            caption = spec.caption if spec else captions.get(name, "")
+            caption = spec.caption or _described(spec) if spec else captions.get(name, "")
             note = _note(name, specs, table, good)
             if found := fits.get(name):
                 constants = [one.table().assign(of=level) for level, one in found.items()]
@@ -111,7 +121,7 @@ def draw(
             if spec or name == figures.LOSS_BY_TOKENS.name:
                 note = " ".join([note, *_left_out(spec or figures.LOSS_BY_TOKENS, frames)]).strip()
             runs_shown = table["run"].nunique() if "run" in table else len(good)
-            style.save_text(_printed(name, specs, caption, note, runs_shown), folder, name)
+            style.save_text(_printed(name, caption, note, runs_shown), folder, name)
             # a note is a sentence, so the text before it has to end like one
             caption = f"{caption}." if note and caption and caption[-1] not in ".!?:;" else caption
             form = spec.format if spec else Shown.format
@@ -141,19 +151,36 @@ def _left_out(spec: Figure, frames: Frames) -> list[str]:
     ]
 
 
-def _printed(name: str, specs: Sequence[Figure], caption: str, note: str, runs: int) -> list[str]:
+def _described(spec: Figure) -> str:
+    """The caption of a figure that has none: `Loss of every step by tokens: a line for each run; colour: learning
+    rate.`"""
+    x, y = spec.x_label or metrics.label(spec.x), spec.y_label or metrics.label(spec.y)
+    if spec.kind == "heat":
+        axes, each = f"{metrics.label(spec.value)}{OF[spec.data]} by {x} and {y}", "a cell for each pair"
+    else:
+        axes = f"{y}{OF[spec.data]} by {x}"
+        group = metrics.label(spec.hue or "setting") if spec.over else "run"
+        bars = x if spec.hue in (None, spec.x) else f"{x} and {metrics.label(spec.hue)}"
+        each = {
+            "line": f"a line for each {group}",
+            "scatter": f"a point for each {ROW[spec.data]}",
+            "bar": f"a bar for each {bars}",
+            "box": f"a box for each {bars}",
+        }[spec.kind]
+    columns = (("colour", spec.hue), ("line or marker", spec.dash), ("panels", spec.facet))
+    further = [f"{how}: {metrics.label(column)}" for how, column in columns if column is not None]
+    further += [f"only {metrics.label(column)} {_values(wanted)}" for column, wanted in spec.filter.items()]
+    return "; ".join([f"{axes[:1].upper()}{axes[1:]}: {each}", *further]) + "."
+
+
+def _values(wanted: Any) -> str:
+    return " or ".join(text(value) for value in (wanted if isinstance(wanted, list) else [wanted]))
+
+
+def _printed(name: str, caption: str, note: str, runs: int) -> list[str]:
     """Three lines of text for print: the content, a note, and the source."""
-    spec = next((spec for spec in specs if spec.name == name), None)
-    axes = "" if spec is None else f"{metrics.label(spec.y)} by {metrics.label(spec.x)}"
-    coloured = [f"{how}: {metrics.label(column)}" for how, column in _columns(spec) if column is not None]
-    shown = f"{axes}; {', '.join(coloured)}." if coloured else f"{axes}."
     count = counted(runs, "run")
-    first = caption or f"{shown[:1].upper()}{shown[1:]}"
-    return [first, note or f"It shows {count} that passed.", f"Data: {style.DATA}/{name}.tsv ({count} that passed)."]
-
-
-def _columns(spec: Figure | None) -> list[tuple[str, str | None]]:
-    return [] if spec is None else [("colour", spec.hue), ("line or marker", spec.dash), ("mean over", spec.over)]
+    return [caption, note or f"It shows {count} that passed.", f"Data: {style.DATA}/{name}.tsv ({count} that passed)."]
 
 
 def _drawn(
@@ -202,7 +229,7 @@ def render(
 ) -> str:
     """The page's HTML. `tables`: names of the tables that are also files. `swept`: the values of the swept keys, a row
     for each run. `interim`: the missing parts of an interim report."""
-    swept = pd.DataFrame() if swept is None else swept
+    swept = pd.DataFrame() if swept is None else _on_page(swept, runs)
     proofs = [check for check in checks if check.kind in ("import", "export")]
     return (
         environment()
@@ -235,6 +262,7 @@ def render(
             profiles=profiles,
             profile_figures=profile_figures or {},
             expected=expected,
+            foreseen=known_columns(expected),
             validation=last_validation(runs),
             evaluated=evaluated(runs),
             along=along(runs),
@@ -268,6 +296,12 @@ def environment() -> jinja2.Environment:
         "label": metrics.label,
     }
     return made
+
+
+def _on_page(swept: pd.DataFrame, runs: Sequence[RunResult]) -> pd.DataFrame:
+    """The swept columns of the page's table of runs, whose column of steps says what a run continues."""
+    told = [run.continues is not None or value is None for run, value in zip(runs, swept.get(PARENT, []), strict=False)]
+    return swept.drop(columns=PARENT) if told and all(told) else swept
 
 
 def evaluated(runs: Sequence[RunResult]) -> list[dict[str, Any]]:

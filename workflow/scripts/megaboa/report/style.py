@@ -262,7 +262,9 @@ def below(figure: Drawing, handles: list[Any], labels: list[str], **more: Any) -
     The figure grows by its height, so that the axes keep theirs.
     """
     for columns in range(MOST_COLUMNS, 0, -1):
-        drawn = figure.legend(handles, labels, loc="outside lower center", ncols=columns, **more)
+        # matplotlib fills column by column, and people read line by line
+        shown = [[entry for start in range(columns) for entry in kind[start::columns]] for kind in (handles, labels)]
+        drawn = figure.legend(*shown, loc="outside lower center", ncols=columns, **more)
         size = drawn.get_window_extent(figure.canvas.get_renderer())
         if size.width <= FULL * figure.bbox.width or columns == 1:
             break
@@ -271,9 +273,13 @@ def below(figure: Drawing, handles: list[Any], labels: list[str], **more: Any) -
     return drawn
 
 
-def places(axes: Axes, names: Sequence[str]) -> None:
-    axes.set_yticks(range(len(names)), names, color=INK)
-    axes.set_ylim(len(names) - 0.4, -0.6)
+def places(axes: Axes, names: Sequence[str], at: Sequence[float]) -> None:
+    """Name bars or boxes, from the top down. Neighbours of one name have it once, at their middle."""
+    groups: dict[str, list[float]] = {}
+    for name, place in zip(names, at, strict=True):
+        groups.setdefault(name, []).append(place)
+    axes.set_yticks([(group[0] + group[-1]) / 2 for group in groups.values()], list(groups), color=INK)
+    axes.set_ylim(at[-1] + 0.6, -0.6)
     axes.spines["bottom"].set_visible(False)
     axes.tick_params(axis="x", length=0)
 

@@ -89,6 +89,8 @@ def swept_columns(runs: Sequence[RunResult], frames: Frames) -> pd.DataFrame:
     """
     found = frames.swept_by([run.name for run in runs])
     found.pop("model", None)  # every table of runs has it
+    if "task" in found:  # the first thing to know of a run
+        found = {"task": found.pop("task"), **found}
     short = [key.rpartition(".")[2] for key in found]
     used = {*RUN, *ON_PAGE, *(metric.name for metric in metrics.used("file"))}
     names = [key if name in used or short.count(name) > 1 else name for key, name in zip(found, short, strict=True)]
