@@ -29,7 +29,8 @@ class Chromium:
     """One page. `complaints` are what its console said: errors, warnings, exceptions, requests."""
 
     def __init__(self) -> None:
-        self._home = tempfile.TemporaryDirectory(prefix="chromium-")
+        # The browser's other processes may outlive it by a moment, in which they write here.
+        self._home = tempfile.TemporaryDirectory(prefix="chromium-", ignore_cleanup_errors=True)
         to_browser, self._commands = map(_above_ten, os.pipe())
         self._answers, from_browser = map(_above_ten, os.pipe())
         arguments = ["--headless=new", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe", "--no-first-run"]
