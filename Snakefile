@@ -40,7 +40,7 @@ rule all:
 
 onstart:
     beginning.begin(
-        PLAN,
+        ASKED,
         LOADED,
         workflow,
         train=RULE_NAME("train"),

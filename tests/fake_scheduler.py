@@ -86,6 +86,9 @@ class Tower:
     def prepare(self):
         pass
 
+    def ask_once(self):
+        pass
+
     def in_job(self, environment):
         return VARIABLE in environment
 
@@ -158,6 +161,12 @@ class Tower:
 
     def options_problem(self, options):
         return None
+
+    def settings_problem(self, settings, rules):
+        return None
+
+    def excesses(self, asked):
+        return [[] for _ in asked]
 
     def where(self, profile):
         return Where(profile.get("floor"), None)

@@ -9,9 +9,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from megaboa.calls.beginning import from_the_future, require_cluster, require_gpus
+from megaboa.calls.beginning import from_the_future, require_cluster, require_gpus, require_grants
 from megaboa.config import load
 from megaboa.plan import device
+from megaboa.scheduler.answers import Excess
 
 
 def plan(**nodes):
@@ -32,6 +33,16 @@ def test_several_nodes_are_had_from_slurm_only():
 def test_what_starts_no_ranks_needs_no_nodes():
     require_cluster(plan(one=1, two=2), "local", set())
     require_cluster(plan(one=1, two=2), "local", {"one"})
+
+
+def test_a_call_ends_where_no_node_suffices_and_warns_where_somebody_may_lift_a_limit(capsys):
+    nodes = Excess("resources.nodes", "4", "partition gpu has 3 nodes", "lower it")
+    limit = Excess("resources.runtime", "60 minutes", "partition short allows 2 minutes", "shorten it", certain=False)
+    require_grants(SimpleNamespace(excesses=lambda runs: {limit: runs}), ["a", "b"])
+    said = "resources.runtime is 60 minutes, and partition short allows 2 minutes: shorten it (runs a, b)"
+    assert f"warning: {said}" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match=r"^resources.nodes is 4, .* 3 nodes: lower it \(run a\); what comes before"):
+        require_grants(SimpleNamespace(excesses=lambda runs: {limit: ["b"], nodes: ["a"]}), ["a", "b"])
 
 
 class Job:

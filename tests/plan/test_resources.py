@@ -9,6 +9,7 @@ from megaboa.errors import InputError
 from megaboa.plan.resources import JobResources
 from megaboa.plan.shared import Shared
 from megaboa.scheduler import registry
+from megaboa.scheduler.answers import Excess, Request, UnreachableError, Where
 from megaboa.scheduler.slurm import queue
 
 PROFILE = {"slurm_account": "lab", "slurm_partition": "cpu", "gpu_partition": "gpu"}
@@ -49,6 +50,30 @@ def test_a_run_is_one_allocation_for_all_its_ranks(plan_of):
     assert found.cores("wide") == 12
     places = {"slurm_partition": "gpu", "slurm_account": "lab", "constraint": None, "qos": None}
     assert asked(jobs(plan_of(GPUS), PROFILE).training("train"), run="wide") == TRAINING | places
+
+
+def test_what_the_cluster_grants_no_job_is_told_of_all_runs_alike(plan_of, monkeypatch):
+    asked = []
+
+    def excesses(requests):
+        asked.extend(requests)
+        return [[Excess("resources.nodes", "2", "there is 1", "lower it")] for _ in requests]
+
+    monkeypatch.setattr(registry.cluster(), "excesses", excesses)
+    runs = "{wide: {}, other: {schedule.warmup_iters: 2}, long: {schedule.warmup_iters: 3, resources.runtime: 3h}}"
+    plan = plan_of(GPUS.replace("{wide: {}}", runs))
+    (one,) = jobs(plan, PROFILE).excesses(["wide", "other", "long"]).values()
+    assert one == ["wide", "other", "long"] and len(asked) == 2
+    assert asked[0] == Request(Where("gpu", "lab"), nodes=2, cores=12, mem_mb=40000, seconds=7200, gpus=4)
+    whole = jobs(plan, {**PROFILE, "gpu_option": "exclusive"})
+    assert whole.request("wide").gpus == 0, "there SLURM knows of no GPUs"
+    assert jobs(plan).excesses(["wide"]) == {} and len(asked) == 2, "this machine has no partitions"
+
+    def silent(requests):
+        raise UnreachableError("no controller")
+
+    monkeypatch.setattr(registry.cluster(), "excesses", silent)
+    assert jobs(plan, PROFILE).excesses(["wide"]) == {}
 
 
 def test_nodes_with_a_feature_and_a_quality_of_service(plan_of):

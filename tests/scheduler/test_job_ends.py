@@ -59,6 +59,8 @@ def test_nothing_is_concluded_from_silence(unreachable_slurm):
         (replace(JOB, state="COMPLETING", reason="None", restarts=1), "requeued"),
         (replace(JOB, state="COMPLETING", reason="None", preempted=True), "preempted"),
         (replace(JOB, state="COMPLETING", reason="NodeDown"), "node_failure"),
+        (replace(JOB, state="COMPLETING", reason="OutOfMemory"), "out_of_memory"),
+        (replace(JOB, state="OUT_OF_MEMORY", reason="OutOfMemory"), "out_of_memory"),
     ],
 )
 def test_what_slurm_did_to_the_job(now, cause):

@@ -177,7 +177,7 @@ def test_a_program_that_is_not_there_or_takes_for_ever_is_silence(fake_command, 
     ],
 )
 def test_a_job_is_alive_as_long_as_it_may_run(fake_command, states, alive):
-    fake_command("squeue", f"echo {states}")
+    fake_command("squeue", f"echo 7 {states}")
     assert queries.is_alive("7") is alive
 
 
@@ -185,6 +185,59 @@ def test_a_job_as_scontrol_shows_it(fake_command, tmp_path):
     (tmp_path / "job").write_text(RUNNING)
     fake_command("scontrol", f'[ "$*" = "-o show job 9" ] && cat {tmp_path}/job')
     assert queries.show_job("9") == queries.parse_job(RUNNING)
+
+
+def test_of_an_array_the_jobs_own_record_counts(fake_command, tmp_path):
+    """Its number is that of its last task, too."""
+    tasks = [RUNNING.replace("JobId=9 ", f"JobId={job} ArrayJobId=9 ") for job in ("10", "11", "9")]
+    (tmp_path / "jobs").write_text("".join(tasks))
+    fake_command("scontrol", f"cat {tmp_path}/jobs")
+    assert [queries.show_job(job).id for job in ("9", "10")] == ["9", "10"]
+    fake_command("squeue", "printf '10 RUNNING\\n9 COMPLETED\\n'")
+    assert (queries.is_alive("9"), queries.is_alive("10"), queries.is_alive("11")) == (False, True, None)
+
+
+@pytest.fixture
+def stopped(fake_command, tmp_path, monkeypatch):
+    """A controller that answers nothing for a while; returns the number of questions so far."""
+    monkeypatch.setattr(queries, "_manners", queries._Manners())
+    monkeypatch.setattr(queries, "SLOW_SECONDS", 0.2)
+    for name in ("squeue", "scontrol", "sacctmgr"):
+        fake_command(name, f"echo >>{tmp_path}/asked; sleep 0.4; echo 'Unable to contact slurm controller' >&2; exit 1")
+    return lambda: (tmp_path / "asked").read_text().count("\n")
+
+
+def ask_thrice(words):
+    for _ in range(3):
+        with pytest.raises(UnreachableError, match="Unable to contact"):
+            queries.query([words])
+
+
+def test_a_process_that_only_looks_asks_a_silent_controller_once_and_says_so_early(stopped, capfd):
+    queries.ask_once()
+    ask_thrice("squeue")
+    with pytest.raises(UnreachableError, match="squeue: Unable to contact"):
+        queries.query(["scontrol"])
+    assert stopped() == 1 and capfd.readouterr().err == "SLURM has not answered for 0.2 s (squeue); waiting for it\n"
+    queries._manners.silent = (queries._manners.silent[0] - queries.SILENT_SECONDS, "")
+    ask_thrice("squeue")
+    assert stopped() == 2, "after a while it may answer again"
+
+
+def test_the_accountings_silence_is_not_the_controllers(stopped):
+    queries.ask_once()
+    ask_thrice("sacctmgr")
+    assert stopped() == 3
+    ask_thrice("squeue")
+    assert stopped() == 4
+
+
+def test_a_supervisor_asks_a_silent_controller_again(stopped, capfd):
+    ask_thrice("squeue")
+    assert stopped() == 3 and capfd.readouterr().err == ""
+    queries.announce_silence()
+    ask_thrice("squeue")
+    assert stopped() == 6 and capfd.readouterr().err.count("SLURM has not answered") == 3
 
 
 def test_no_nodes_are_not_asked_for(unreachable_slurm):

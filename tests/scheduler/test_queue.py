@@ -3,9 +3,12 @@
 import time
 
 import pytest
+from fake_runs import FakeExperiment
+from ordinary_user import as_ordinary_user
 
 from megaboa.files import append_line, write_json
 from megaboa.paths import RunFolder
+from megaboa.scheduler.answers import QueuedJob
 from megaboa.scheduler.slurm import queries, queue
 
 # As sbatch keeps what the executor plugin submits.
@@ -178,3 +181,26 @@ def test_a_held_job_says_how_it_is_released(reason, told):
     (held,) = queue.parse_jobs(f"3|PENDING|{reason}||N/A|N/A|rule_train_wildcards_second|/home/me")
     assert held.waits
     assert held.reason == f"{reason.replace('_', ' ')}: {told}"
+
+
+@pytest.mark.parametrize(
+    ("reason", "key"), [("PartitionNodeLimit", "resources.nodes"), ("PartitionTimeLimit", "resources.runtime")]
+)
+def test_a_job_that_never_starts_says_what_to_change(reason, key):
+    (job,) = queue.parse_jobs(f"3|PENDING|{reason}||N/A|N/A|rule_train_wildcards_second|/home/me")
+    assert job.reason.startswith(f"{reason}: ")
+    assert job.reason.endswith(f": lower {key}, or take another partition; then scancel 3, and call again")
+
+
+def test_an_experiment_that_may_not_be_read_hides_no_job(tmp_path):
+    mine = FakeExperiment(tmp_path, "mine")
+    mine.plan_run("big")
+    FakeExperiment(tmp_path, "theirs").plan_run("big")
+    job = QueuedJob("12", "RUNNING", comment="rule_train_wildcards_big")
+    (theirs := tmp_path / "results" / "theirs" / "runs").chmod(0)
+    try:
+        with as_ordinary_user(tmp_path):
+            script = SCRIPT.format(rule="train", run="big", experiment="mine")
+            assert queue.run_of(job, "train", mine.results, lambda job: script) == "big"
+    finally:
+        theirs.chmod(0o755)

@@ -1,12 +1,13 @@
 """megaboa.scheduler.slurm.requests: what users' options of sbatch must leave to the experiment's keys."""
 
 import re
+from types import SimpleNamespace
 
 import pytest
 from snakemake_executor_plugin_slurm.validation import get_forbidden_slurm_options
 
 from megaboa.config.models.resources import Resources
-from megaboa.scheduler.slurm.requests import options_problem
+from megaboa.scheduler.slurm.requests import options_problem, settings_problem
 
 
 @pytest.mark.parametrize(
@@ -39,3 +40,27 @@ def test_every_key_that_a_refusal_names_exists():
 
 
 OPTIONS = ("-C", "--qos", "-p", "--account", "--time", "--nodes", "--ntasks", "--cpus-per-task", "--mem")
+
+
+ARRAYS = {"train": {"mpi": "srun"}, "index": {"mem_mb": 1}}
+
+
+@pytest.mark.parametrize(
+    ("asked", "rest"),
+    [
+        ("train", "leave them out"),
+        ("index; train", "leave them out"),
+        ("all", "name the other rules instead of `all`"),
+        ("index", None),
+        ("", None),
+        (None, None),
+    ],
+)
+def test_job_arrays_of_jobs_that_start_ranks_are_refused(asked, rest):
+    problem = settings_problem(SimpleNamespace(array_jobs=asked), ARRAYS)
+    assert (problem is None) == (rest is None)
+    assert rest is None or (problem.endswith(rest) and "jobs of train start ranks" in problem)
+
+
+def test_an_executor_without_such_settings_is_fine():
+    assert settings_problem(None, ARRAYS) is None

@@ -60,7 +60,7 @@ if SUBMITS:  # jobs read these files and never write them
         dry_run.of_an_archive()
     if workflow.output_settings.dryrun and not IS_MODULE:
         quiet = {Quietness.RULES, Quietness.PROGRESS}
-        dry_run.end_with_one_screen(workflow, PLAN, SHARED.on_cluster, RESTARTED, quiet)
+        dry_run.end_with_one_screen(workflow, SHARED, RESTARTED, quiet)
     else:
         beginning.introduce(PLAN, SHARED.on_cluster)
 elif not IS_MODULE:  # jobs of a module inherit the variable from the call

@@ -10,19 +10,22 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from megaboa.calls import say
 from megaboa.calls.lock import require_claim
+from megaboa.check.refusals import some
 from megaboa.config import LoadedExperiment
 from megaboa.formats import counted
 from megaboa.plan import Plan, device, restarts, screen
+from megaboa.plan.resources import JobResources
 from megaboa.plan.screen import describe, submission
 from megaboa.run import bad_nodes
 from megaboa.run.identity import is_trained
+from megaboa.scheduler.answers import Excess
 from megaboa.scheduler.ranks import FORKED
 from megaboa.scheduler.registry import cluster
 
@@ -40,6 +43,8 @@ def prepare_process(dry_run: bool) -> None:
     if dry_run:
         gc.disable()  # garbage collection would take a quarter of the time for ten thousand runs
     cluster().prepare()
+    if dry_run:
+        cluster().ask_once()
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
 
@@ -62,16 +67,23 @@ def in_a_thread(handler: Callable[[Any], None]) -> Callable[..., None]:
 
 
 def begin(
-    plan: Plan, loaded: LoadedExperiment, workflow: Any, train: str, others: Collection[str], restarted: Collection[str]
+    asked: JobResources,
+    loaded: LoadedExperiment,
+    workflow: Any,
+    train: str,
+    others: Collection[str],
+    restarted: Collection[str],
 ) -> None:
     """Checks and preparations before the first job of a call. `train`, `others`: the rules that start ranks on the
     experiment's device."""
-    executor = workflow.executor_plugin.name
+    plan, executor = asked.plan, workflow.executor_plugin.name
     require_claim()
+    require_settings(workflow)
     use_zygote(plan, executor)
     jobs = [job for job in workflow.dag.needrun_jobs() if job.rule.name in {train, *others}]
     require_cluster(plan, executor, {job.wildcards.get("run") for job in jobs})
     require_gpus(loaded, executor, bool(jobs))
+    require_grants(asked, [job.wildcards.run for job in jobs if job.rule.name == train])
     if ahead := from_the_future(workflow.dag, workflow.dag.needrun_jobs()):
         sys.exit("\n".join(ahead))
     for line in outlooks(plan, workflow.dag, jobs, train, restarted):
@@ -109,6 +121,35 @@ def require_cluster(plan: Plan, executor: str, starting: Collection[str]) -> Non
             f"call `snakemake --profile {cluster().profile}`, or set it to 1; what comes before training works here "
             f"too (`snakemake preflight`, `data`, `import`)"
         )
+
+
+def require_settings(workflow: Any) -> None:
+    """Exit if settings of the executor keep jobs of this call from starting their ranks."""
+    rules = {job.rule.name: job.rule.resources for job in workflow.dag.needrun_jobs()}
+    if problem := cluster().settings_problem(workflow.executor_settings, rules):
+        sys.exit(problem)
+
+
+def require_grants(asked: JobResources, trained: Collection[str]) -> None:
+    """Exit if the cluster has no nodes for a run that this call trains: its job would be refused or wait for ever.
+
+    A limit that somebody may have lifted for this user is only told.
+    """
+    found = asked.excesses(trained)
+    for line in _warnings({one: runs for one, runs in found.items() if not one.certain}):
+        say(line)
+    if certain := [f"{one} ({some(runs)})" for one, runs in found.items() if one.certain]:
+        before = "; what comes before training can be made already (`snakemake preflight`, `data`, `import`)"
+        sys.exit("\n".join(certain) + before)
+
+
+def out_of_reach(asked: JobResources, jobs: Iterable[Any], train: str) -> list[str]:
+    """Warnings about runs that these jobs train, and whose request the cluster doesn't grant."""
+    return _warnings(asked.excesses([job.wildcards.run for job in jobs if job.rule.name == train]))
+
+
+def _warnings(found: Mapping[Excess, Sequence[str]]) -> list[str]:
+    return [f"warning: {one} ({some(runs)})" for one, runs in found.items()]
 
 
 def require_gpus(loaded: LoadedExperiment, executor: str, starts_ranks: bool) -> None:

@@ -20,6 +20,7 @@ from megaboa.observe.status import as_record, experiment_progress, progress_tabl
 from megaboa.paths import RunFolder
 from megaboa.run.bad_nodes import reviser
 from megaboa.run.progress import Progress
+from megaboa.scheduler.registry import cluster
 
 ASK_SECONDS = 20  # between two questions to the scheduler while watching
 
@@ -36,6 +37,7 @@ def main(words: list[str]) -> None:
     args = parser.parse_args(words)
 
     shown = find(args.results, args.experiment)
+    cluster().ask_once()
     revise = reviser(shown[0].experiment.parent)
     revise()
     if args.json:

@@ -5,14 +5,15 @@ Values that depend on a run or a model are functions of the job's wildcards.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from megaboa.config.models.resources import Resources
 from megaboa.paths import RunFolder
 from megaboa.plan.plan import Run
 from megaboa.plan.shared import Shared
-from megaboa.scheduler.answers import Size, Where
+from megaboa.run.recovery import wall_seconds
+from megaboa.scheduler.answers import Excess, Request, Size, UnreachableError, Where
 from megaboa.scheduler.registry import cluster
 
 Asked = dict[str, Any]  # resource -> value, or function of the wildcards
@@ -62,6 +63,37 @@ class JobResources:
                 self.shared.profile,
             ),
         }
+
+    def request(self, run: str) -> Request:
+        """What the job that trains a run asks for."""
+        asked, where = self.of(run), self._where(lambda name: name)
+        exclusive = self.shared.profile.get("gpu_option") == "exclusive"  # the scheduler knows of no GPUs there
+        return Request(
+            where(run) if where else Where(None, None),
+            nodes=asked.nodes + asked.spare_nodes,
+            cores=self.cores(run),
+            mem_mb=asked.mem_mb_per_rank * asked.gpus_per_node,
+            seconds=wall_seconds(asked.runtime),
+            gpus=asked.gpus_per_node if self.on_gpus and not exclusive else 0,
+            spares=asked.spare_nodes,
+        )
+
+    def excesses(self, runs: Collection[str]) -> dict[Excess, list[str]]:
+        """What the cluster doesn't grant to jobs that train these runs, as far as it can be asked, and to which."""
+        if not runs or not self.shared.on_cluster:
+            return {}
+        alike: dict[Request, list[str]] = {}
+        for run in (name for name in self.shared.runs if name in {*runs}):  # in the order of the plan
+            alike.setdefault(self.request(run), []).append(run)
+        try:
+            found = cluster().excesses(list(alike))
+        except UnreachableError:  # then the scheduler says it of each job
+            return {}
+        named: dict[Excess, list[str]] = {}
+        for asked, too_much in zip(alike, found, strict=True):
+            for one in too_much:
+                named.setdefault(one, []).extend(alike[asked])
+        return named
 
     def trials(self, rule: str) -> Asked:
         """One allocation for all trials of `snakemake tune`, which have the same ranks as the user's run."""

@@ -71,6 +71,34 @@ class Where:
 
 
 @dataclass(frozen=True)
+class Request:
+    """What a job asks for; on each node, but for the nodes and the wall time."""
+
+    where: Where
+    nodes: int  # with spares
+    cores: int
+    mem_mb: int
+    seconds: int
+    gpus: int = 0
+    spares: int = 0
+
+
+@dataclass(frozen=True)
+class Excess:
+    """A part of a request that is more than the cluster grants. `key`: of the experiment; `certain`: nothing can lift
+    the limit, as it is what the nodes have."""
+
+    key: str
+    asked: str
+    limit: str
+    remedy: str
+    certain: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.key} is {self.asked}, and {self.limit}: {self.remedy}"
+
+
+@dataclass(frozen=True)
 class Choice:
     """Values found for names that a profile leaves open."""
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from megaboa.causes import Failure
 from megaboa.paths import RunFolder
 from megaboa.records import ImageStart, LaunchSpec
-from megaboa.scheduler.answers import Choice, Life, QueuedJob, Size, Table, Task, Where
+from megaboa.scheduler.answers import Choice, Excess, Life, QueuedJob, Request, Size, Table, Task, Where
 from megaboa.scheduler.ranks import Ranks
 
 Environment = Mapping[str, str]
@@ -133,6 +133,10 @@ class Scheduler(Protocol):
     def prepare(self) -> None:
         """Called once by a process in which Snakemake submits jobs."""
 
+    def ask_once(self) -> None:
+        """Called by a process that only looks: once a question has got no answer, it asks nothing for a while, and says
+        early that there is none."""
+
     def in_job(self, environment: Environment) -> bool: ...
     def place(self, launch: LaunchSpec, device: str, environment: Environment, container: Container) -> Place | None:
         """The nodes of the job that this process is in; None if ranks start on this machine. Raises `NoPlaceError`."""
@@ -209,6 +213,15 @@ class Scheduler(Protocol):
 
     def options_problem(self, options: str) -> str | None:
         """What the user's options set although keys of the experiment must set it, if anything."""
+
+    def settings_problem(self, settings: Any, rules: Mapping[str, Collection[str]]) -> str | None:
+        """What in the settings of Snakemake's executor keeps jobs from starting their ranks, if anything.
+
+        `rules`: the resources of each rule's jobs.
+        """
+
+    def excesses(self, asked: Sequence[Request]) -> list[list[Excess]]:
+        """For each request, what the cluster doesn't grant, as far as it says."""
 
     def where(self, profile: Mapping[str, str]) -> Where:
         """Where training runs, according to a profile's default-resources."""

@@ -1,7 +1,7 @@
 """SLURM. Only this package knows its commands, variables and states.
 
 By subject: `queries` (its commands and their output), `allocation` and `srun` (a job's nodes, and ranks as one step of
-it), `queue` (our jobs), `requests` (a job's resources), `partitions` (the cluster).
+it), `queue` (our jobs), `requests` (a job's resources), `partitions` (the cluster), `limits` (what it grants no job).
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ from __future__ import annotations
 import shutil
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from megaboa.records import ImageStart, LaunchSpec
-from megaboa.scheduler.answers import Choice, Life, QueuedJob, Table, Task
+from megaboa.scheduler.answers import Choice, Excess, Life, QueuedJob, Request, Table, Task
 from megaboa.scheduler.protocol import Container, Environment
-from megaboa.scheduler.slurm import allocation, job_ends, partitions, queries, queue, requests, srun
+from megaboa.scheduler.slurm import allocation, job_ends, limits, partitions, queries, queue, requests, srun
 
 
 class Slurm:
@@ -39,6 +40,16 @@ class Slurm:
 
     def prepare(self) -> None:
         queries.forget_users_defaults()
+        queries.announce_silence()
+
+    def ask_once(self) -> None:
+        queries.ask_once()
+
+    def settings_problem(self, settings: Any, rules: Mapping[str, Collection[str]]) -> str | None:
+        return requests.settings_problem(settings, rules)
+
+    def excesses(self, asked: Sequence[Request]) -> list[list[Excess]]:
+        return limits.excesses(asked)
 
     def in_job(self, environment: Environment) -> bool:
         return "SLURM_JOB_ID" in environment

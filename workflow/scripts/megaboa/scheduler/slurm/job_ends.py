@@ -33,6 +33,8 @@ def interruption(then: queries.Job, now: queries.Job) -> Failure | None:
         return Failure("cancelled", f"SLURM job {now.id} was cancelled")
     if now.preempted and not then.preempted:
         return Failure("preempted", "a job with a higher priority takes the nodes")
+    if now.out_of_memory:
+        return Failure("out_of_memory", f"SLURM ended job {now.id}, as it used more of its nodes' memory than it has")
     if now.restarts > then.restarts:
         return Failure("requeued", "the job was put back into the queue")
     if now.timed_out:  # whatever the end was when we last asked: it can be moved into the past
@@ -46,8 +48,8 @@ def is_cancelled(then: queries.Job, now: queries.Job) -> bool:
     A requeued job has one more restart from the first moment; if it is cancelled after that, its state is CANCELLED.
     """
     if now.is_ending:
-        by_slurm = now.timed_out or now.lost_node or now.preempted or now.restarts > then.restarts
-        return not by_slurm
+        by_slurm = now.timed_out or now.lost_node or now.out_of_memory or now.preempted
+        return not (by_slurm or now.restarts > then.restarts)
     return now.state == "CANCELLED"
 
 

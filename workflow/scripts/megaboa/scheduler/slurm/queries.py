@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -16,6 +17,9 @@ from megaboa.scheduler.answers import UnreachableError
 QUERY_SECONDS = 60
 # Equivalent to --all: includes partitions that are hidden, or not open to this user's group.
 _HIDDEN_TOO = {"SQUEUE_ALL": "1", "SINFO_ALL": "1", "SCONTROL_ALL": "1"}
+SLOW_SECONDS = 3.0  # after which a person is told that an answer is missing
+SILENT_SECONDS = 30.0  # during which a process that only looks doesn't repeat a question that got no answer
+CONTROLLERS = ("squeue", "scontrol", "sinfo")  # commands that the controller answers
 WAITING_SECONDS = 20  # short, because callers that ask for waiting jobs have other work to do
 # The user's own defaults for SLURM's commands. With SQUEUE_PARTITION, squeue omits jobs of other partitions, as if they
 # had ended; SCANCEL_INTERACTIVE waits for a key.
@@ -70,6 +74,10 @@ class Job:
         return self.state == "NODE_FAIL" or (self.is_ending and self.reason == "NodeDown")
 
     @property
+    def out_of_memory(self) -> bool:
+        return self.state == "OUT_OF_MEMORY" or (self.is_ending and self.reason == "OutOfMemory")
+
+    @property
     def is_ending(self) -> bool:
         return self.state == "COMPLETING"
 
@@ -108,7 +116,13 @@ def available() -> bool:
 def show_job(job: str) -> Job | None:
     """A job; None if SLURM has forgotten it."""
     text = query(["scontrol", "-o", "show", "job", job])
-    return parse_job(text) if text else None
+    return parse_job(_record_of(job, text)) if text else None
+
+
+def _record_of(job: str, records: str) -> str:
+    """The job's own line. The number of an array is also that of one of its tasks, and SLURM then shows all of them."""
+    lines = records.strip().splitlines()
+    return next((line for line in lines if fields(line).get("JobId") == job), lines[0])
 
 
 def waiting_jobs() -> list[Job]:
@@ -129,8 +143,9 @@ def is_alive(job: str) -> bool | None:
 
     A job of ours has then ended long ago. About another user's job it means nothing (PrivateData=jobs).
     """
-    text = query(["squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%T"])
-    states = (text or "").split()
+    text = query(["squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%A %T"]) or ""
+    rows = [line.split() for line in text.splitlines() if len(line.split()) == 2]
+    states = [state for number, state in rows if number == job]  # of an array, all tasks are shown
     return any(state not in ENDED for state in states) if states else None
 
 
@@ -236,17 +251,76 @@ def parse_nodes(text: str) -> list[Node]:
 
 def query(command: list[str], seconds: float | None = None) -> str | None:
     """A command's output; None if there is no such job."""
+    begun = time.monotonic()
+    if command[0] in CONTROLLERS and (silence := _manners.silence(begun)):
+        raise UnreachableError(silence)
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=seconds or QUERY_SECONDS, check=False, env=environment()
-        )
+        done = _run(command, seconds or QUERY_SECONDS)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise UnreachableError(str(error)) from None
+        raise _unanswered(command, begun, str(error)) from None
     if done.returncode == 0:
         return done.stdout
     if _NO_SUCH_JOB in done.stderr:
         return None
-    raise UnreachableError(f"{' '.join(command)}: {done.stderr.strip() or f'exit code {done.returncode}'}")
+    said = f"{' '.join(command)}: {done.stderr.strip() or f'exit code {done.returncode}'}"
+    raise _unanswered(command, begun, said)
+
+
+@dataclass
+class _Manners:
+    """How this process asks."""
+
+    announces: bool = False  # a person waits for its answers
+    asks_once: bool = False  # it only looks, so a silent controller is no reason to wait again
+    silent: tuple[float, str] | None = None  # when the controller last failed to answer, and what was said
+
+    def silence(self, now: float) -> str | None:
+        return self.silent[1] if self.silent and now - self.silent[0] < SILENT_SECONDS else None
+
+
+_manners = _Manners()
+
+
+def announce_silence() -> None:
+    """Say on stderr when an answer takes long: a stopped controller takes up to a minute for each question."""
+    _manners.announces = True
+
+
+def ask_once() -> None:
+    """Of a process that only looks: after a question without an answer, others aren't asked for a while."""
+    _manners.announces = _manners.asks_once = True
+
+
+def asks_once() -> bool:
+    return _manners.asks_once
+
+
+def _unanswered(command: list[str], begun: float, said: str) -> UnreachableError:
+    now = time.monotonic()
+    # Who refuses at once costs nothing, and may have been asked wrongly.
+    if _manners.asks_once and command[0] in CONTROLLERS and now - begun >= SLOW_SECONDS:
+        _manners.silent = now, said
+    return UnreachableError(said)
+
+
+def _run(command: list[str], seconds: float) -> subprocess.CompletedProcess[str]:
+    """As `subprocess.run`; without a thread, because none can be started when a dry run shows its screen."""
+    early = min(SLOW_SECONDS, seconds) if _manners.announces else seconds
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, env=environment(), **pipes) as process:
+        try:
+            try:
+                output, errors = process.communicate(timeout=early)
+            except subprocess.TimeoutExpired:
+                if early == seconds:
+                    raise
+                told = f"SLURM has not answered for {early:g} s ({command[0]}); waiting for it"
+                print(told, file=sys.stderr, flush=True)
+                output, errors = process.communicate(timeout=seconds - early)
+        except BaseException:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, output, errors)
 
 
 def environment() -> dict[str, str]:

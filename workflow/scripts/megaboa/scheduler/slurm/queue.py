@@ -32,6 +32,12 @@ _HELD = {
     "JobHeldUser": "by scontrol hold: scontrol release {}",
     "JobHeldAdmin": "an administrator holds it: ask for scontrol release {}",
 }
+# Reasons for jobs that never start as they are: a limit of the partition, which SLURM only compares once they wait.
+_NEVER = {
+    "PartitionNodeLimit": "more nodes than the partition lets a job have: lower resources.nodes",
+    "PartitionTimeLimit": "a longer wall time than the partition allows: lower resources.runtime",
+    "BadConstraints": "no node of the partition has what it asks for: correct resources.constraint",
+}
 # Lifetime of the cached list of jobs, so that it isn't read for each of a thousand runs.
 LIST_SECONDS = 20
 PAUSES = (1, 5, 10)
@@ -70,6 +76,8 @@ def _job(row: Iterable[str]) -> QueuedJob:
 
 def _told(reason: str, job: str) -> str:
     reason = "" if reason == "None" else reason.replace("_", " ")  # versions of SLURM differ in this
+    if reason in _NEVER:
+        return f"{reason}: {_NEVER[reason]}, or take another partition; then scancel {job}, and call again"
     return f"{reason}: {_HELD[reason].format(job)}" if reason in _HELD else reason
 
 
@@ -82,14 +90,19 @@ def run_of(job: QueuedJob, rule: str, results: Path, script: Callable[[str], str
     if job.comment.startswith("rule_"):
         prefix = f"rule_{rule}_wildcards_"
         run = job.comment.removeprefix(prefix)
-        owners = [
-            path.name for path in results.parent.iterdir() if ExperimentFolder(path).run(run).file("run").exists()
-        ]
+        owners = [path.name for path in results.parent.iterdir() if _has_run(path, run)]
         if run == job.comment or results.name not in owners:
             return None
         if len(owners) == 1:
             return run
     return run_in_script((script or _script)(job.id), rule, results.name)
+
+
+def _has_run(results: Path, run: str) -> bool:
+    try:
+        return ExperimentFolder(results).run(run).file("run").exists()
+    except PermissionError:  # it may have one
+        return True
 
 
 def run_in_script(text: str, rule: str, experiment: str) -> str | None:
@@ -156,6 +169,8 @@ def _living() -> list[QueuedJob]:
 
 def _asked_again[Answer](ask: Callable[[], Answer]) -> Answer:
     """SLURM's answer, with a few retries. Caches don't prevent these, because they don't keep exceptions."""
+    if queries.asks_once():
+        return ask()
     for pause in PAUSES:
         try:
             return ask()

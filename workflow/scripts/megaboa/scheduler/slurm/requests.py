@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from megaboa.errors import InputError
@@ -117,6 +117,20 @@ def options_problem(options: str) -> str | None:
         if option in _FIXED:
             return f"{option} is set by the workflow: remove it"
     return None
+
+
+def settings_problem(settings: Any, rules: Mapping[str, Collection[str]]) -> str | None:
+    """Job arrays of jobs that start ranks: with `mpi` the plugin doesn't look up which job a task of an array is."""
+    asked = getattr(settings, "array_jobs", None)
+    chosen = {name.strip() for name in (asked or "").replace(";", ",").split(",")} - {""}
+    ours = [name for name, resources in rules.items() if "mpi" in resources and chosen & {name, "all"}]
+    if not ours:
+        return None
+    rest = "name the other rules instead of `all`" if "all" in chosen else "leave them out"
+    return (
+        f"slurm-array-jobs is {asked!r}, and jobs of {', '.join(sorted(ours))} start ranks: in a job array of "
+        f"Snakemake's plugin each of them would be for the first run, so {rest}"
+    )
 
 
 def where(profile: Mapping[str, str]) -> Where:
