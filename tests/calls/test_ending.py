@@ -1,10 +1,12 @@
 """megaboa.calls.ending: what a call says at its end."""
 
+import json
 import signal
 from types import SimpleNamespace
 
 import pytest
 from fake_runs import START, FakeExperiment, end_event, start_event, step_event, write_attempt
+from ordinary_user import as_ordinary_user
 
 from megaboa.calls import ending
 from megaboa.calls.ending import conclude, concluding
@@ -194,6 +196,30 @@ def test_a_damaged_file_of_a_run_is_its_failure_and_hides_no_other(ended, capsys
     assert said.startswith("2 runs failed") and f"  theirs: {damaged} is not valid JSON" in said
     assert "  bad: failed, step 3/30" in said and "data/text/sources: failed" in said
     assert len(last) == 1 and last[0].startswith("mine stopped")
+
+
+def test_what_slurm_has_no_job_of_is_not_said_to_go_on(ended, fake_command, capsys):
+    """A run that could not record its end, as on a full disk."""
+    results, last = ended
+    store = (results / "runs" / "mine" / "attempts.jsonl").resolve().parent
+    write_text(store / "attempts.jsonl", f"{json.dumps(start_event(1, job='12', host='n1', nodes=['n1']))}\n")
+    fake_command("squeue", f"echo '12|RUNNING|None|n1|N/A|N/A|rule_train_wildcards_mine|{results.parents[1]}'")
+    ending.print_failures(results, {"mine"})
+    assert last.pop() == "mine has not ended yet, at step 3 of 30: `megaboa status tiny/mine` shows it"
+    fake_command("squeue", "true")
+    ending.print_failures(results, {"mine"})
+    assert last.pop() == "mine stopped at step 3 of 30, nothing was saved; the same call starts it again from step 0"
+
+
+def test_a_run_that_may_not_be_read_is_named_at_the_end_without_a_traceback(ended, capsys):
+    results, last = ended
+    secret = results / "runs" / "theirs" / "run.json"
+    secret.chmod(0)
+    with as_ordinary_user(results):
+        ending.print_failures(results, {"mine", "theirs"})
+    said = f"{secret}: Permission denied: give this user the right to it, and call again"
+    assert f"theirs can't be looked at: {said}" in last.pop().splitlines()
+    assert "  bad: failed, step 3/30" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("failed", ["a tokenizer", "an export"])

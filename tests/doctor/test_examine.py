@@ -7,6 +7,7 @@ from pathlib import Path
 
 import made
 import pytest
+from ordinary_user import as_ordinary_user
 
 from megaboa.check.facts import from_json
 from megaboa.commands import doctor
@@ -81,6 +82,19 @@ def test_a_damaged_file_of_one_run_does_not_keep_the_others_from_being_explained
     lines = examine.experiment(results)
     assert any(line.startswith(f"fine: {damaged} is not valid JSON (") for line in lines)
     assert any(line.startswith("big: gpu memory") for line in lines) and lines[-1] == "waiting: has not begun"
+
+
+def test_a_run_that_may_not_be_read_does_not_keep_the_others_from_being_explained(results):
+    secret = results / "runs" / "fine"
+    secret.chmod(0)
+    try:
+        with as_ordinary_user(results):
+            lines = examine.experiment(results)
+    finally:
+        secret.chmod(0o755)
+    said = f"{secret}: Permission denied: give this user the right to it, and call again"
+    assert lines.count(said) == 1, "of its jobs after training"
+    assert f"fine: can't be looked at: {said}" in lines and lines[-1] == "waiting: has not begun"
 
 
 def of(results, name):

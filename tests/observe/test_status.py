@@ -9,13 +9,17 @@ from pathlib import Path
 
 import pytest
 from fake_runs import START, FakeExperiment, end_event, start_event, step_event, write_attempt
+from ordinary_user import as_ordinary_user
 from rich.console import Console
 
+from megaboa.doctor import examine
 from megaboa.files import append_line, write_json
 from megaboa.observe.queue import Queue, trained_by
 from megaboa.observe.status import as_record, event, experiment_progress, interrupted, missing, progress_table
-from megaboa.records import Pace, line
+from megaboa.paths import RunFolder
+from megaboa.records import Pace, line, write
 from megaboa.run import checkpoints
+from megaboa.run.identity import identity_of, store_of
 from megaboa.scheduler.answers import QueuedJob
 from megaboa.scheduler.slurm import queries
 from megaboa.store_paths import RunStore
@@ -139,6 +143,51 @@ def test_a_damaged_file_of_a_run_is_shown_with_it_and_hides_no_other(tmp_path):
     assert [run.state for run in missing(experiment.results)] == ["FAIL", "NOT_RUN"]
 
 
+def test_a_run_that_may_not_be_read_is_shown_with_the_remedy_and_hides_no_other(tmp_path):
+    experiment = FakeExperiment(tmp_path)
+    for run in ("secret", "closed", "fine"):
+        experiment.begin(run, experiment.plan_run(run), [start_event(1), end_event(1, 30)])
+    secret, closed = (experiment.results / "runs" / name for name in ("secret/run.json", "closed"))
+    secret.chmod(0)
+    closed.chmod(0)
+    try:
+        with as_ordinary_user(tmp_path):
+            found, standings = experiment_progress(experiment.results), missing(experiment.results)
+    finally:
+        secret.chmod(0o644)
+        closed.chmod(0o755)
+    assert [run.state for run in found] == ["unknown", "unknown", "done"]
+    remedy = "Permission denied: give this user the right to it, and call again"
+    assert [run.detail for run in found[:2]] == [f"{path}: {remedy}" for path in (secret, closed)]
+    console = Console(record=True, width=100, file=io.StringIO())
+    console.print(progress_table("tiny", found))
+    assert "give this user the right" in (text := console.export_text()) and "1 done, 2 unknown" in text
+    assert [run.state for run in standings] == ["NOT_RUN", "NOT_RUN", "NOT_RUN"]
+    assert interrupted(standings) == [f"{run.run} can't be looked at: {run.detail}" for run in found[:2]]
+
+
+def test_of_a_run_whose_store_is_gone_that_is_said(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    experiment = FakeExperiment(tmp_path)
+    write_json(experiment.results / "models" / "dense" / "source.json", {"digest": "0123"})
+    for run in ("half", "whole"):
+        experiment.plan_run(run)
+        write_json(experiment.results / "runs" / run / "launch.json", {"store": "store"})
+        own = store_of(folder := RunFolder(experiment.results / "runs" / run), identity_of(folder)).path
+        write(RunStore(tmp_path / own).identity, identity_of(folder))
+        experiment.begin(run, tmp_path / own, [start_event(1), end_event(1, 30)])
+    experiment.finish("whole", tmp_path / own, 30)
+    assert [run.state for run in experiment_progress(experiment.results)] == ["done", "done"]
+    (tmp_path / "store").rename(tmp_path / "moved")
+    half, whole = experiment_progress(experiment.results)
+    assert (half.state, whole.state) == ("lost", "lost")
+    assert half.detail.startswith("has begun, and store/runs/tiny/half/")
+    assert half.detail.endswith(" is gone: put it back, or train it again (--config restart=half)")
+    assert whole.detail.startswith("has been trained, and store/runs/tiny/whole/")
+    assert examine.run(RunFolder(experiment.results / "runs" / "half"), None) == [f"half: {half.detail}"]
+    assert missing(experiment.results)[0].why == half.detail
+
+
 def test_markup_in_a_name_is_not_obeyed(tmp_path):
     experiment = FakeExperiment(tmp_path)
     store = experiment.plan_run("[red]x")
@@ -230,6 +279,20 @@ def test_a_job_that_our_queue_can_not_know_is_not_lost(empty, monkeypatch, claim
     assert f"trained by {whose} (process 1 on host n1)" in event(run, NOW)
 
 
+def test_a_run_whose_job_gave_up_unrecorded_has_stopped(empty):
+    """For example on a full disk, where its last line could not be written."""
+    begin_in_slurm(empty, "big")
+    folder = empty.results / "runs" / "big"
+    write_json(folder / "launch.json", {"runtime": "10m", "store": str(empty.root / "store")})
+    said = "big has not ended yet, at step 10 of 30: `megaboa status tiny/big` shows it"
+    running = job_of("big", folder=str(empty.root))
+    assert interrupted(missing(empty.results, Queue(NOW, True, (running,)))) == [said]
+    assert interrupted(missing(empty.results, Queue(NOW, False))) == [said], "nothing is concluded from silence"
+    assert interrupted(missing(empty.results, Queue(NOW, True))) == [
+        "big stopped at step 10 of 30, nothing was saved; the same call starts it again from step 0"
+    ]
+
+
 def test_what_was_written_after_slurm_was_asked_is_newer(empty):
     begin_in_slurm(empty, "big")
     assert run_with(empty, asked=START - 1).state == "running"
@@ -253,6 +316,16 @@ def test_a_run_that_has_not_begun_is_queued_with_the_job_that_was_submitted(empt
     assert (run.state, run.job, event(run, NOW)) == ("queued", "12", "(AssocGrpGRES)")
     run = run_with(empty, job_of("big", nodes="n7"))
     assert (run.state, run.nodes, event(run, NOW)) == ("running", ("n7",), "its job starts")
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_a_job_that_never_starts_is_shown_with_its_whole_remedy(empty, width):
+    empty.plan_run("big")
+    console = Console(record=True, width=width, file=io.StringIO())
+    remedy = "PartitionNodeLimit: more nodes than the partition lets a job have: lower resources.nodes"
+    run = run_with(empty, job_of("big", state="PENDING", reason=remedy))
+    console.print(progress_table("tiny", [run], NOW))
+    assert f"({remedy})" in " ".join(console.export_text().split())
 
 
 def test_a_failed_run_that_was_submitted_again_is_queued(empty):

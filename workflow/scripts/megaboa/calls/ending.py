@@ -16,6 +16,7 @@ from megaboa.calls import lock, say
 from megaboa.calls.dry_run import shows_jobs, try_each_rule
 from megaboa.doctor import failed_stages
 from megaboa.observe import status
+from megaboa.observe.queue import read_queue
 from megaboa.paths import ExperimentFolder
 from megaboa.records import Checks, Fault, read
 
@@ -104,7 +105,8 @@ def print_failures(results: str | Path, trained: Collection[str]) -> None:
     """Print which runs and other jobs failed, what is available without them, and where runs stopped, of those that
     this call trains."""
     if not lock.is_elsewhere() and ExperimentFolder(Path(results)).plan.exists():
-        missing = status.missing(Path(results))
+        # Without the queue a run whose job has gave up unrecorded would still be trained.
+        missing = status.missing(Path(results), read_queue())
         for line in status.failed(Path(results).name, missing):
             say(line)
         last = status.interrupted([run for run in missing if run.run in trained])

@@ -6,16 +6,17 @@ It also reports runs that passed but have problems.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from megaboa import recipe_files
 from megaboa.blends import corpora
 from megaboa.causes import NODE_CAUSES
 from megaboa.check.facts import Facts, from_json
 from megaboa.data import batches
-from megaboa.doctor import failed_stages, passed, troubles
-from megaboa.errors import InputError
+from megaboa.doctor import failed_stages, passed, troubles, unstarted
+from megaboa.errors import InputError, forbidden
 from megaboa.formats import counted
 from megaboa.paths import ExperimentFolder, RunFolder
 from megaboa.records import (
@@ -40,15 +41,22 @@ from megaboa.run import checkpoints, claims, ledger
 from megaboa.run.failures import tails_of
 from megaboa.run.gpu_use import use_of
 from megaboa.run.identity import is_outdated, is_trained
+from megaboa.run.outlook import without_store
 from megaboa.run.site import python_of
+from megaboa.scheduler.answers import QueuedJob
 from megaboa.scheduler.registry import cluster
 from megaboa.store_paths import AttemptFolder, RunStore
 
 CALL = re.compile(r'^.*  File "(.+)", line (\d+), in (\S+)$', re.MULTILINE)
 
 
-def experiment(results: Path, only: str | None = None) -> list[str]:
-    """The findings of an experiment, or of one run of it, as lines; a healthy run has none."""
+def experiment(
+    results: Path, only: str | None = None, jobs: Mapping[str, Sequence[QueuedJob]] = MappingProxyType({})
+) -> list[str]:
+    """The findings of an experiment, or of one run of it, as lines; a healthy run has none.
+
+    `jobs`: the runs' jobs in the scheduler's queue.
+    """
     folder = ExperimentFolder(results)
     found = read_if_there(Preflight, folder.preflight)
     known = found.runs if found else {}
@@ -57,9 +65,11 @@ def experiment(results: Path, only: str | None = None) -> list[str]:
     for name in [only] if only else read(RunsSpec, folder.specs.runs).runs:
         facts = known[name].facts if name in known else None
         try:
-            lines += run(folder.run(name), from_json(facts) if facts else None)
+            lines += run(folder.run(name), from_json(facts) if facts else None, jobs.get(name, ()))
         except InputError as error:  # a damaged file of this run; the others are explained all the same
             lines.append(f"{name}: {error}")
+        except PermissionError as error:
+            lines.append(f"{name}: can't be looked at: {forbidden(error)}")
     return lines
 
 
@@ -81,13 +91,15 @@ def _failed_attempts(folder: RunFolder) -> list[str]:
     return lines
 
 
-def run(folder: RunFolder, facts: Facts | None) -> list[str]:
+def run(folder: RunFolder, facts: Facts | None, jobs: Sequence[QueuedJob] = ()) -> list[str]:
+    if gone := without_store(folder):
+        return [f"{folder.name}: {gone}"]
     if is_trained(folder):  # otherwise the summary describes the run as it was configured earlier
         summary = read_if_there(Summary, folder.summary)
         return _of_summary(folder, summary, facts) if summary else []
     store = _store(folder)
     if store is None:
-        return [f"{folder.name}: has not begun"]
+        return unstarted.told(folder, jobs)
     entries = read_ledger(store.ledger)
     if begun := ledger.open_attempt(entries):
         lost = claims.is_held(store.claims) is False

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from megaboa.causes import INTERRUPT, RANK
 from megaboa.doctor import troubles
+from megaboa.errors import forbidden
 from megaboa.paths import ExperimentFolder
 from megaboa.records import InsideAsked, RunsSpec, read_if_there
 from megaboa.run.failures import EVIDENCE_LENGTH, Tails, classify
@@ -56,7 +57,14 @@ class Job:
 def failed(results: Path, over: bool | None = None, only: str | None = None) -> list[str]:
     """The explanations of all failed jobs, or of those of one run and of what all runs need."""
     over = not _is_worked_on(results) if over is None else over
-    return [line for job in jobs(results, only) if not job.manifest.exists() for line in told(job, over)]
+    return list(dict.fromkeys(line for job in jobs(results, only) for line in _told_if_missing(job, over)))
+
+
+def _told_if_missing(job: Job, over: bool) -> list[str]:
+    try:
+        return [] if job.manifest.exists() else told(job, over)
+    except PermissionError as error:  # said once of a folder that several jobs write to
+        return [forbidden(error)]
 
 
 def keeps_runs_waiting(results: Path) -> bool:

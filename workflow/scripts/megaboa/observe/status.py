@@ -17,12 +17,13 @@ from rich.text import Text
 
 from megaboa import formats
 from megaboa.doctor import examine
-from megaboa.errors import InputError
+from megaboa.errors import InputError, forbidden
 from megaboa.observe.queue import Queue, trained_by, with_queue
 from megaboa.paths import ExperimentFolder, RunFolder
 from megaboa.records import read_paces
 from megaboa.run import checkpoints, claims, ledger, stragglers
 from megaboa.run.identity import is_outdated, is_trained
+from megaboa.run.outlook import without_store
 from megaboa.run.progress import (
     Progress,
     format_age,
@@ -45,9 +46,10 @@ STYLES = {
     "failed": "bold red",
     "lost": "bold red",
     "interrupted": "yellow",
+    "unknown": "yellow",
     "waiting": "dim",
 }
-STOPPED = ("failed", "lost", "interrupted")  # states that need a person's attention, shown in full
+STOPPED = ("failed", "lost", "interrupted", "unknown")  # states that need a person's attention
 WIDE = 140  # from so many columns on a terminal has room for everything
 SILENT_SECONDS, SILENT_STEPS = 120.0, 10
 _RIGHT = {"justify": "right", "no_wrap": True}
@@ -67,11 +69,13 @@ def experiment_progress(
 
 
 def _read_progress(run: RunFolder, now: float | None, queue: Queue | None, jobs: Sequence[QueuedJob]) -> Progress:
-    """A run's progress. A damaged file of one run doesn't hide the others."""
+    """A run's progress. A file of one run that is damaged, or may not be read, doesn't hide the others."""
     try:
         return run_progress(run, now, queue, jobs)
     except InputError as error:
         return Progress(run.name, "failed", detail=str(error))
+    except PermissionError as error:
+        return Progress(run.name, "unknown", detail=forbidden(error))
 
 
 def planned_runs(results: Path) -> list[str]:
@@ -89,6 +93,8 @@ def run_progress(
     store = RunStore.of(run.attempts_link) if run.attempts_link.exists() else None
     if store is None or is_outdated(run, store):
         progress = Progress(run.name, "waiting", total=run.run.training.get("train_iters"))
+        if gone := without_store(run):
+            progress = replace(progress, state="lost", detail=gone)
         return with_queue(progress, queue, jobs) if queue else progress
     kept = checkpoints.sizes(store.checkpoints)
     progress = read_progress(store.path, run=run.name, now=now)
@@ -187,19 +193,24 @@ class ProgressTable:
         table.add_column("last event")
         for run in self.runs:
             state = Text(run.state, style=STYLES.get(run.state, ""))
-            in_full = wide and run.state in STOPPED
-            told = Text(event(run, self.now), style="" if run.state in STOPPED else "dim")
+            in_full = wide and _needs_somebody(run)
+            told = Text(event(run, self.now), style="" if _needs_somebody(run) else "dim")
             told.no_wrap, told.overflow = (not in_full), ("fold" if in_full else "ellipsis")
             table.add_row(Text(run.run), state, *(column.cell(run) for column in columns), told)
         yield table
         for run in self.runs:
-            if not wide and run.state in STOPPED:
+            if not wide and _needs_somebody(run):
                 yield Text(f"{run.run}: {event(run, self.now)}")
         counts = Counter(run.state for run in self.runs)
         line = ", ".join(f"{counts[state]} {state}" for state in STYLES if counts[state]) or "no runs"
         if any(run.scheduler_silent and not run.holder for run in self.runs):
             line += f"; {cluster().name} could not be asked"
         yield Text(line, style="dim")
+
+
+def _needs_somebody(run: Progress) -> bool:
+    """Whether it has stopped, or waits for a reason with a remedy."""
+    return run.state in STOPPED or (run.state == "queued" and ": " in (run.job_reason or ""))
 
 
 def event(run: Progress, now: float) -> str:
@@ -284,12 +295,17 @@ def interrupted(runs: Sequence[Standing]) -> list[str]:
 
 
 def _standing_of(folder: RunFolder, queue: Queue | None, jobs: Mapping[str, Sequence[QueuedJob]]) -> Standing | None:
-    """None if the run is trained. A damaged file is this run's failure, and doesn't hide those of others."""
+    """None if the run is trained. A damaged file is this run's failure, and doesn't hide those of others.
+
+    Of a run whose files may not be read nothing is known.
+    """
     try:
         run = run_progress(folder, queue=queue, jobs=jobs.get(folder.name, ()))
         return None if is_trained(folder) else _standing(folder, run)
     except InputError as error:
         return Standing(folder.name, "FAIL", str(error))
+    except PermissionError as error:
+        return Standing(folder.name, "NOT_RUN", said := forbidden(error), f"can't be looked at: {said}")
 
 
 def _standing(folder: RunFolder, run: Progress) -> Standing:
@@ -301,7 +317,7 @@ def _stopped(folder: RunFolder, run: Progress) -> str:
     of = f" of {run.total}" if run.total else ""
     if run.state == "running":
         return f"has not ended yet, at step {run.step}{of}: `megaboa status {folder.experiment}/{run.run}` shows it"
-    if run.state != "interrupted":
+    if run.state not in ("interrupted", "lost") or not folder.attempts_link.exists():
         return ""
     saved = checkpoints.latest(RunStore.of(folder.attempts_link).checkpoints)
     if not saved:
@@ -314,6 +330,8 @@ def _stopped(folder: RunFolder, run: Progress) -> str:
 def _why(folder: RunFolder, run: Progress) -> str:
     if run.state == "waiting":
         return "has not begun"
+    if gone := without_store(folder):
+        return gone
     if run.state == "done":
         return "trained, but with another configuration: the next call checks it again"
     said = examine.run(folder, None)

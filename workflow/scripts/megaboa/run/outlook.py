@@ -25,8 +25,8 @@ def outlook(folder: RunFolder, restarts: bool = False, obstacles: Obstacles = la
     `restarts`: the call asks to restart it. `obstacles`: the keys for which the plan would refuse to continue from this
     step of an earlier state of the run. Reads files only, and waits for nobody.
     """
-    if not restarts and (gone := lost(folder)):
-        return f"has been trained, and {gone} is gone: put it back, or train it again (--config restart={folder.name})"
+    if not restarts and (said := without_store(folder)):
+        return said
     if not folder.attempts_link.exists():
         return None
     now = present(folder)
@@ -57,6 +57,14 @@ def outlook(folder: RunFolder, restarts: bool = False, obstacles: Obstacles = la
         rest = f" (continue_from: itself would continue from step {saved})"
     still = f"; {who} still trains it as it was" if (who := claims.trainer(before.claims)) else ""
     return f"trains again from {folder.start}: {', '.join(changed[:SHOWN])}{more}{rest}{still}"
+
+
+def without_store(folder: RunFolder) -> str | None:
+    """Of a run that has begun as it is configured now, and whose store is gone; None otherwise."""
+    if (gone := lost(folder)) is None:
+        return None
+    begun = "been trained" if folder.train_manifest.exists() else "begun"
+    return f"has {begun}, and {gone} is gone: put it back, or train it again (--config restart={folder.name})"
 
 
 def _of_present(store: RunStore, folder: RunFolder, restarts: bool) -> str | None:

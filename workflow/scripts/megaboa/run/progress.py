@@ -42,10 +42,11 @@ SAVES_BYTES = 4_194_304  # about ten thousand steps
 
 @dataclass(frozen=True)
 class Progress:
-    """A run's progress at one moment. `state` is waiting, queued, running, done, failed, interrupted or lost.
+    """A run's progress at one moment. `state` is waiting, queued, running, done, failed, interrupted, lost or
+    unknown, if its files may not be read.
 
-    Files alone never yield lost, and yield queued only if the run requeued its own job; the rest comes from a
-    scheduler.
+    Files alone yield lost only if the run's store is gone, and queued only if the run requeued its own job; the rest
+    comes from a scheduler.
     """
 
     run: str
