@@ -32,6 +32,7 @@ LIBRARY = "workflow/scripts/megaboa/"
 EXERCISED = {
     "tests/cluster": "run launch scheduler",
     "tests/cluster/test_pyxis.py": "image run scheduler",
+    "tests/cluster/test_refused_jobs.py": "scheduler plan calls doctor",
     "tests/e2e/test_agreement.py": "report bridge",
     "tests/e2e/test_bert_and_t5.py": "bridge plan",
     "tests/e2e/test_bundle.py": "bundle report",
