@@ -42,6 +42,22 @@ def test_write_if_changed_leaves_the_time_stamp_of_the_same_text(tmp_path):
     assert files.write_if_changed(path, "other") and path.read_text() == "other"
 
 
+def test_a_file_that_is_replaced_keeps_its_mode_and_group(tmp_path):
+    path = tmp_path / "file"
+    path.write_text("old")
+    path.chmod(0o664)
+    group = 65003 if os.geteuid() == 0 else os.getegid()
+    os.chown(path, -1, group)
+    before = os.umask(0o077)
+    try:
+        files.write_text(path, "new")
+        files.write_text(tmp_path / "another", "new")
+    finally:
+        os.umask(before)
+    assert path.read_text() == "new" and path.stat().st_mode & 0o777 == 0o664 and path.stat().st_gid == group
+    assert (tmp_path / "another").stat().st_mode & 0o777 == 0o600
+
+
 def test_read_jsonl_leaves_out_a_torn_last_line(tmp_path):
     path = tmp_path / "lines.jsonl"
     path.write_text('{"a": 1}\n{"a": 2}\n{"a":')

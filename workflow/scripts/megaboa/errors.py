@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import grp
 import os
+import pwd
+import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 NO_ROOM = {
     errno.ENOSPC: "the disk is full",
@@ -77,5 +81,28 @@ def forbidden(error: PermissionError) -> str:
     if error.filename is None:
         return str(error)
     path = Path(os.fsdecode(error.filename))
-    place = path if os.path.lexists(path) else path.parent
-    return f"{place}: {error.strerror}: give this user the right to it, and call again"
+    place = next((there for there in (path, *path.parents) if os.path.lexists(there)), path)
+    return f"{place}: {error.strerror}: give this user the right to it, and call again{remedy(place)}"
+
+
+def remedy(place: Path) -> str:
+    """Whose a file or folder is, and the command with which its owner lets a group use it; empty if unknown."""
+    try:
+        found = place.stat()
+    except OSError:
+        return ""
+    owner, group = _name(pwd.getpwuid, found.st_uid), _name(grp.getgrgid, found.st_gid)
+    whose = f". It belongs to user {owner} and group {group}, with mode {stat.filemode(found.st_mode)}"
+    if found.st_uid == os.geteuid():
+        return f"{whose}: chmod -R u+rwX {place}"
+    if found.st_gid in (os.getegid(), *os.getgroups()):
+        return f"{whose}: {owner} can call chmod -R g+rwX {place}"
+    return f"{whose}, in which this user isn't"
+
+
+def _name(look_up: Callable[[int], Sequence[Any]], number: int) -> str:
+    """The name of a user or a group; its number where it has none, as in a container."""
+    try:
+        return look_up(number)[0]
+    except KeyError:
+        return str(number)

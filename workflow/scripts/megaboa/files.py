@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import json
 import os
+import stat
 import threading
 from collections.abc import Iterable
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import IO, Any
 from megaboa.errors import InputError
 
 SCRIPTS = {".py", ".sh", ".yaml", ".yml", ".json", ".toml"}  # suffixes of files, as opposed to installed programs
+SHARED = stat.S_ISGID | stat.S_IWGRP  # mode of a folder that a group shares: new files get its group
 
 
 def canonical(value: Any) -> str:
@@ -51,23 +53,91 @@ def read_json(path: str | Path) -> Any:
         ) from error
 
 
+def share(path: str | Path) -> None:
+    """Give a new file or folder to the group, with its owner's rights, if a group shares the folder that it is in.
+
+    Whatever the umask, as git does with `core.sharedRepository`: one user's umask would lock out the others. A folder
+    that is shared so shares what is made in it. Elsewhere, and to other groups, no right is given.
+    """
+    path = Path(path)
+    with contextlib.suppress(OSError):  # somebody else's, or gone
+        folder, own = path.parent.stat(), path.lstat()
+        if folder.st_mode & SHARED != SHARED or own.st_gid != folder.st_gid or stat.S_ISLNK(own.st_mode):
+            return
+        mode = stat.S_IMODE(own.st_mode)
+        if (wanted := mode | (mode & stat.S_IRWXU) >> 3) != mode:
+            path.chmod(wanted)
+
+
+def share_all(folder: str | Path) -> None:
+    """`share` a folder and everything in it, for what others than this module have written: ranks, libraries."""
+    folder = Path(folder)
+    share(folder)
+    try:
+        shared = folder.stat().st_mode & SHARED == SHARED
+    except OSError:
+        return
+    # Folders before what is in them, because only then are they shared themselves.
+    for root, folders, names in os.walk(folder) if shared else ():
+        for name in (*folders, *names):
+            share(Path(root, name))
+
+
+def make_folder(path: str | Path) -> None:
+    """Make a folder, and those above it, unless it is there; `share` those that are new."""
+    path = Path(path)
+    try:
+        path.mkdir()
+    except FileNotFoundError:
+        if path.parent == path:
+            raise
+        make_folder(path.parent)
+        path.mkdir(exist_ok=True)
+    except OSError:  # it may be there, and the file system read-only
+        if not path.is_dir():
+            raise
+        return
+    share(path)
+
+
+def touch(path: str | Path) -> None:
+    """Make an empty file unless there is one, whoever owns it."""
+    path = Path(path)
+    if not path.exists():
+        path.touch()
+        share(path)
+
+
 def write_bytes(path: str | Path, data: bytes, durable: bool = True) -> None:
     """Write a whole file or nothing: a temporary file next to it, flushed to disk, then renamed.
 
-    `durable=False` doesn't wait for the disk: for files whose content is compared and written again anyway.
+    A file that is replaced keeps its mode and group. `durable=False` doesn't wait for the disk: for files whose content
+    is compared and written again anyway.
     """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
     try:
         with temporary.open("wb") as stream:
             stream.write(data)
             if durable:
                 flush(stream)
+        _keep_rights(path, temporary)
+        share(temporary)
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def _keep_rights(before: Path, now: Path) -> None:
+    """Give a file that replaces another one its group and mode, if this user may give it that group."""
+    with contextlib.suppress(OSError):
+        old, new = before.lstat(), now.lstat()
+        if stat.S_ISREG(old.st_mode):
+            if old.st_gid != new.st_gid:
+                os.chown(now, -1, old.st_gid)
+            now.chmod(stat.S_IMODE(old.st_mode) & 0o777)
 
 
 def flush(stream: IO[bytes]) -> None:
@@ -84,7 +154,7 @@ def write_json(path: str | Path, value: Any) -> None:
     write_text(path, canonical(value))
 
 
-def write_if_changed(path: str | Path, text: str) -> bool:
+def write_if_changed(path: str | Path, text: str, durable: bool = False) -> bool:
     """Write a file unless it has this text already, which preserves its time stamp; return whether it was written."""
     data = text.encode()
     try:
@@ -92,7 +162,7 @@ def write_if_changed(path: str | Path, text: str) -> bool:
             return False
     except FileNotFoundError:
         pass
-    write_bytes(path, data, durable=False)
+    write_bytes(path, data, durable)
     return True
 
 
@@ -102,6 +172,7 @@ def is_ours_alone(folder: Path) -> bool:
     In a directory that users share, somebody else may have created it first.
     """
     try:
+        make_folder(folder.parent)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if folder.stat().st_uid != os.getuid() or folder.is_symlink():
             return False
@@ -118,7 +189,7 @@ def link(target: str | Path, path: str | Path) -> None:
     A relative link is resolved from the folder it is really in, so the path is taken between resolved folders.
     """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     temporary.unlink(missing_ok=True)
     target = Path(target)
@@ -135,6 +206,8 @@ def append_line(path: str | Path, text: str, durable: bool = True) -> None:
     handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
     try:
         size = os.fstat(handle).st_size
+        if not size:
+            share(path)
         torn = size > 0 and os.pread(handle, 1, size - 1) != b"\n"
         write_all(handle, ("\n" if torn else "") + text + "\n")
         if durable:

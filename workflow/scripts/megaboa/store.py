@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from megaboa.errors import InputError
-from megaboa.files import digest
+from megaboa.files import digest, make_folder, share, share_all
 
 ID_LENGTH = 12
 KERNELS = (("proc",), ("sys",))  # file systems without files of ours
@@ -57,8 +57,9 @@ def locked(path: str | Path, on_wait: Callable[[str], None] = lambda holder: Non
     ('process 42 on host n1') and the call waits.
     """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     with path.open("a+") as stream:
+        share(path)  # the next user's job opens it for writing, too
         if not try_lock(stream):
             stream.seek(0)
             on_wait(stream.read().strip() or "another process")
@@ -103,10 +104,11 @@ def building(
         shutil.rmtree(final, ignore_errors=True)
         partial = final.with_name(f".{final.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
+        make_folder(partial)
         try:
             yield partial
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
+        share_all(partial)
         partial.replace(final)

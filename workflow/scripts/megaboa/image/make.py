@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from megaboa.errors import InputError
+from megaboa.files import make_folder
 from megaboa.image import bridge_source, contract, dockerfile, image_file, obtain, pins
 from megaboa.paths import Specs
 from megaboa.records import (
@@ -67,7 +68,7 @@ def answer(specs: Specs, image: Image, results: Path, words: Sequence[str]) -> P
 def _make_store(store: Path) -> None:
     """Make the store, because it is mounted and thus must exist, even on the first day."""
     try:
-        store.mkdir(parents=True, exist_ok=True)
+        make_folder(store)
     except OSError as error:
         raise InputError(f"store: {store} can't be made ({error.strerror}): name another folder") from error
 

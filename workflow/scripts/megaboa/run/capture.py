@@ -56,7 +56,7 @@ def _profile(folder: RunFolder, site: Place, identity: Identity, target: Attempt
     command += [f"--run={folder.path}", f"--store={target.path}", f"--attempt={target.path}"]
     traces = target.traces(folder.profile.tool)
     if folder.profile.tool == "nsys":
-        traces.mkdir()
+        files.make_folder(traces)
         nsys = nsys_arguments(folder.profile.domains, folder.profile.arguments)
         out = traces / f"{folder.experiment}.{folder.name}"
         command = wrapped(command, WRAPPER, folder.profile.ranks, out, nsys, folder.launch.start.network)

@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from megaboa.errors import InputError
-from megaboa.files import DamagedError, file_digest, read_json, write_json
+from megaboa.files import DamagedError, file_digest, read_json, share, share_all, write_json
 from megaboa.records import LM_LOSS, CheckpointMark, Evaluated, Tree, read, read_steps, write
 from megaboa.store_paths import RunStore
 
@@ -49,6 +49,8 @@ def mark_complete(checkpoints: Path) -> None:
     # The oldest first: an unmarked folder that is older than a marked one would be taken for a save that was cut off.
     for iteration, path in sorted(_folders(checkpoints)):
         if (path / LAST_WRITTEN).exists() and not _counts(path):
+            share(checkpoints)  # Bridge has made these, with the umask of whoever trains
+            share_all(path)
             write(path / MARKER, CheckpointMark(iteration=iteration, files=_sizes(path), time=time.time()))
 
 

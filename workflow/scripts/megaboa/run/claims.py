@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, NamedTuple
 
+from megaboa.files import make_folder, touch
 from megaboa.records import Holder, read, write
 from megaboa.scheduler.answers import UnreachableError
 from megaboa.scheduler.local import is_running
@@ -70,7 +71,7 @@ def describe(holder: Holder) -> str:
 def held(folder: Path, me: Holder, on_wait: Callable[[str], None] = lambda holder: None) -> Iterator[int]:
     """Hold the run, and yield the claim's number. While another process may hold it, wait, and pass its name to
     `on_wait`."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     told = set()
     while isinstance(claim := _try(folder, me), _Taken):
         if claim.by not in told:
@@ -84,7 +85,7 @@ def held(folder: Path, me: Holder, on_wait: Callable[[str], None] = lambda holde
         finally:
             # If this fails, the lock still ends with this process, and the scheduler knows when the job ends.
             with contextlib.suppress(OSError):
-                _released(_path(folder, number)).touch()
+                touch(_released(_path(folder, number)))
 
 
 def newest(folder: Path) -> int:

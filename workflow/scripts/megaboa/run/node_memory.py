@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from megaboa.files import append_line
+from megaboa.files import append_line, make_folder
 from megaboa.paths import RunFolder
 from megaboa.records import NodeTrouble, line, read_node_troubles
 from megaboa.run.gpu_troubles import troubles_of
@@ -116,7 +116,7 @@ def remember(folder: RunFolder, nodes: Mapping[str, str], what: str, attempt: in
             if "/" in node:  # names may come from a log
                 continue
             path = place.node(cluster().cluster(), node)
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(path.parent)
             run = f"{folder.experiment}/{folder.name}"
             append_line(path, line(NodeTrouble(what=what, detail=detail, run=run, attempt=attempt)))
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from megaboa.errors import remedy
 from megaboa.paths import RunFolder
 from megaboa.records import Distrusted, ModelSource, TrainRecord, Trusted, read, read_ledger
 from megaboa.run import checkpoints, ledger
@@ -171,4 +172,7 @@ class Resumption:
 
 
 def _may_not_read(path: str) -> str:
-    return f"{path} may not be read by this user: give it the right (chmod u+r), and call again. Nothing was set aside"
+    return (
+        f"{path} may not be read by this user: give it the right, and call again{remedy(Path(path))}. "
+        "Nothing was set aside"
+    )

@@ -29,6 +29,7 @@ from megaboa.records import (
     Range,
     RanOn,
     TrainRecord,
+    plain,
     read,
     read_ledger,
     write,
@@ -97,15 +98,16 @@ def train(folder: RunFolder, life: int = 1) -> TrainRecord:
             f"planned: call again, and it continues from step {checkpoints.latest(before.checkpoints)}"
         )
     say = announcer(folder)
-    patiently(lambda: payload.path.mkdir(parents=True, exist_ok=True), say)
+    patiently(lambda: files.make_folder(payload.path), say)
     site = sites.here(folder.launch, folder.run.device, container=sites.container_of(folder.launch, folder.image))
 
     def waits(holder: str) -> None:
         say(f"is being trained by {holder}; waiting for it")
 
     def introduce() -> None:
-        write(payload.identity, identity)
-        payload.ledger.touch()
+        # A finished run may be a colleague's, and stays as it is.
+        files.write_if_changed(payload.identity, files.canonical(plain(identity)), durable=True)
+        files.touch(payload.ledger)
         files.link(payload.ledger, folder.attempts_link)
 
     with contextlib.ExitStack() as held:
@@ -182,7 +184,7 @@ def _attempt(call: Call) -> None:
     call.patiently(lambda: recipe_code.check(folder))
     number = ledger.next_attempt(payload)
     target = payload.attempt(number)
-    call.patiently(lambda: (target.path / "end").mkdir(parents=True, exist_ok=True))
+    call.patiently(lambda: files.make_folder(target.ends))
     call.patiently(lambda: checkpoints.hide_unfinished(payload.checkpoints))
     threading.Thread(target=checkpoints.delete_retired, args=[payload.checkpoints]).start()  # joined at exit
     _share_image(call, target)

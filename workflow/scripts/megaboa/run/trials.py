@@ -106,7 +106,7 @@ class _Ledger:
 
     def __init__(self, path: Path, identities: dict[str, str]):
         self._path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
+        files.make_folder(path.parent)
         every = records.events({Trial.event: Trial}, files.read_jsonl(path), path)
         self.trials: list[Trial] = [one for one in every if identities.get(one.setting) == one.identity]
 
@@ -180,10 +180,10 @@ class Trials:
         recipe_code.check(run)
         target = AttemptFolder((self.place / "trials" / run.name).absolute())
         shutil.rmtree(target.path, ignore_errors=True)
-        target.path.mkdir(parents=True)
+        files.make_folder(target.path)
         write(RunStore(target.path).identity, identity_of(run))
         # All settings share Megatron's index of the data, which the first trial builds.
-        (self.place / "index-cache").mkdir(exist_ok=True)
+        files.make_folder(self.place / "index-cache")
         files.link((self.place / "index-cache").absolute(), RunStore(target.path).index_cache)
         files.write_json(target.asked, run.documents)
         command = [sites.python_of(run.launch), str(RANK_SCRIPT), "--capture"]

@@ -1,0 +1,127 @@
+"""A store that a group shares: whatever its users' umasks, each goes on where the other has stopped."""
+
+import contextlib
+import os
+import stat
+
+import pytest
+from pretended_run import Run
+from two_users import ALICE, BOB, GROUP, does, folder_for_all, own_folder, shared_folder
+
+from megaboa import errors, store
+from megaboa.run import completion
+from megaboa.run.call import TrainingFailed
+
+# The child only becomes another user, and does what a new process would.
+pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+
+
+@pytest.fixture
+def place():
+    with folder_for_all() as folder:
+        yield folder
+
+
+@pytest.fixture
+def users(place, monkeypatch):
+    """The same run in a clone of each, and one store."""
+    shared_folder(place / "store")
+
+    def run_of(name, user):
+        own_folder(place / name, user)
+        (place / name / "store").symlink_to(place / "store")
+        run = Run(place / name, monkeypatch)
+        for path in (place / name).rglob("*"):
+            os.lchown(path, user, user)
+        return run
+
+    return run_of("alice", ALICE), run_of("bob", BOB)
+
+
+def rights(folder):
+    """Owner, group, mode, inode and time of each file and folder, but for claims."""
+    paths = [folder, *(path for path in folder.rglob("*") if "claims" not in path.parts)]
+    facts = {path: path.lstat() for path in paths}
+    return {path: (one.st_uid, one.st_gid, one.st_mode, one.st_ino, one.st_mtime_ns) for path, one in facts.items()}
+
+
+def closed_to_the_group(folder):
+    found = []
+    for path in (folder, *folder.rglob("*")):
+        mode = path.lstat().st_mode
+        wanted = stat.S_IRGRP | stat.S_IWGRP | (stat.S_IXGRP | stat.S_ISGID if path.is_dir() else 0)
+        if not path.is_symlink() and (mode & wanted != wanted or path.lstat().st_gid != GROUP):
+            found.append(f"{stat.filemode(mode)} {path}")
+    return found
+
+
+def test_a_colleague_resumes_a_run_whatever_the_umasks(users, place):
+    alice, bob = users
+
+    def fails():
+        with pytest.raises(TrainingFailed):
+            alice.train()
+
+    bob.misfortune("attempt == 1 and step == 4 and os.kill(os.getpid(), signal.SIGKILL)")  # both start this rank
+    alice.launch(budget=0)
+    assert does(ALICE, fails) is None
+    assert closed_to_the_group(place / "store") == []
+    assert does(BOB, bob.train) is None
+    assert bob.attempts == [(0, "failed", "killed"), (4, "completed", None)]
+    assert closed_to_the_group(place / "store") == []
+    assert {(place / "store" / "runs").stat().st_uid, bob.store.attempt(2).path.stat().st_uid} == {ALICE, BOB}
+
+
+def test_a_call_on_a_finished_run_changes_none_of_its_files(users):
+    alice, bob = users
+    assert does(ALICE, alice.train, umask=0o002) is None
+    before = rights(alice.store.path)
+    assert does(BOB, bob.train) is None and completion.finished(bob.folder, bob.store)
+    assert bob.folder.train_manifest.exists()
+    assert rights(alice.store.path) == before
+    assert does(ALICE, alice.train, umask=0o002) is None
+    assert alice.attempts == [(0, "completed", None)]
+
+
+def test_a_payload_of_one_user_is_the_others_too(place):
+    shared_folder(place / "store")
+    first, second = (place / "store" / "corpora" / "wiki" / name for name in ("abc", "def"))
+
+    def build(final):
+        with store.building(final) as partial:
+            (partial / "deep").mkdir()
+            (partial / "deep" / "file").write_text("x")
+            (partial / "deep" / "file").chmod(0o600)  # as safetensors and temporary files are made
+
+    assert does(BOB, lambda: build(first)) is None
+    assert does(ALICE, lambda: build(second)) is None, "a lock, and a folder in bob's folder"
+    assert closed_to_the_group(place / "store") == []
+
+
+def test_outside_of_a_shared_folder_the_umask_counts(place):
+    own_folder(place / "own", BOB)
+    (place / "own").chmod(0o775)  # writable for bob's group, which may be everybody's
+    assert does(BOB, lambda: store.building(place / "own" / "a" / "b").__enter__()) is None
+    assert stat.S_IMODE((place / "own" / "a").stat().st_mode) == 0o700
+
+
+def test_who_can_open_a_folder_is_named_with_the_command(place):
+    shared_folder(place / "store")
+
+    def before():
+        (place / "store" / "tokenizers").mkdir()
+
+    def refused():
+        with contextlib.suppress(OSError), errors.one_sentence():
+            store.building(place / "store" / "tokenizers" / "bpe" / "abc").__enter__()
+
+    assert does(BOB, before) is None
+    said = does(ALICE, refused)
+    folder = place / "store" / "tokenizers"
+    assert (
+        f"error: {folder}: Permission denied: give this user the right to it, and call again. It belongs to user "
+        in said
+    )
+    assert f"user {BOB} and group {GROUP}, with mode drwx--S---: {BOB} can call chmod -R g+rwX {folder}" in said
+    assert does(BOB, lambda: os.system(f"chmod -R g+rwX {folder}") and None) is None
+    assert does(ALICE, refused) is None
