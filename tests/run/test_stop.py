@@ -1,11 +1,12 @@
+import json
 import time
 from dataclasses import replace
 
 import pytest
 from called import called
-from fake_runs import FakeExperiment, start_event
+from fake_runs import FakeExperiment, end_event, start_event
 
-from megaboa.files import write_json
+from megaboa.files import append_line, write_json
 from megaboa.records import write
 from megaboa.run import claims
 from megaboa.run.stop import stop
@@ -96,6 +97,33 @@ def test_another_users_job_of_which_slurm_says_nothing_is_asked(held_by_job, fak
     write(held_by_job.claims / "000001.json", replace(claims.last_holder(held_by_job.claims), user="anna"))
     fake_command("scontrol", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
     assert "of user anna" in stop(held_by_job).said and held_by_job.stop.exists()
+
+
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [
+        ({"outcome": "completed"}, "it has all its steps"),
+        ({"outcome": "interrupted", "cause": "cancelled", "action": "stop"}, "it isn't running"),
+    ],
+)
+def test_another_users_run_that_has_ended_is_left_alone(held_by_job, fake_command, end, said):
+    """SLURM has forgotten the job, and would show it to its user alone."""
+    write(held_by_job.claims / "000001.json", replace(claims.last_holder(held_by_job.claims), user="anna"))
+    (held_by_job.claims / "000001.released").touch()
+    for line in (start_event(1, job="17"), end_event(1, 40, **end)):
+        append_line(held_by_job.ledger, json.dumps(line))
+    fake_command("scontrol", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
+    assert stop(held_by_job) == (False, said) and not held_by_job.stop.exists()
+
+
+def test_another_users_run_that_waits_in_the_queue_again_is_asked(held_by_job, fake_command):
+    write(held_by_job.claims / "000001.json", replace(claims.last_holder(held_by_job.claims), user="anna"))
+    (held_by_job.claims / "000001.released").touch()
+    end = end_event(1, 40, outcome="interrupted", cause="time_limit", action="requeue")
+    for line in (start_event(1, job="17"), end):
+        append_line(held_by_job.ledger, json.dumps(line))
+    fake_command("scontrol", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
+    assert stop(held_by_job).asked and held_by_job.stop.exists()
 
 
 def test_an_experiment_is_stopped_run_by_run(tmp_path):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from megaboa.run import claims
+from megaboa import files
+from megaboa.run import claims, progress
 from megaboa.run.patience import patiently
 from megaboa.scheduler.answers import UnreachableError
 from megaboa.scheduler.registry import cluster
@@ -22,8 +23,13 @@ def stop(store: RunStore, say: Callable[[str], None] = print) -> Answer:
     last, training = claims.last_holder(store.claims), claims.holder(store.claims) is not None
     if last is None or (last.job is None and claims.is_held(store.claims) is False):
         return Answer(False, "it isn't running")
+    known = progress.read_progress(store.path)
+    if known.state == "done":
+        return Answer(False, "it has all its steps")
+    if not training and not known.goes_on:  # a requeued job that waits has released the run too, but goes on
+        return Answer(False, "it isn't running")
     if last.job is None:
-        patiently(store.stop.touch, say)
+        patiently(lambda: files.touch(store.stop), say)
         return Answer(True, f"asked {claims.describe(last)} to save and stop")
     return _stop_job(store, last, training, say)
 
@@ -45,11 +51,11 @@ def _stop_job(store: RunStore, holder: claims.Holder, training: bool, say: Calla
         return Answer(True, f"{ours.name} job {job} was waiting in the queue, and {became}")
     if found is None or found.has_ended or not training:
         return Answer(False, f"{ours.name} job {job} has ended already")
-    patiently(store.stop.touch, say)
+    patiently(lambda: files.touch(store.stop), say)
     return Answer(True, f"asked {ours.name} job {job} to save and stop")
 
 
 def _ask_by_file(store: RunStore, say: Callable[[str], None], name: str, why: str) -> Answer:
     """Leave the stop file, which the supervisor finds if it is alive."""
-    patiently(store.stop.touch, say)
+    patiently(lambda: files.touch(store.stop), say)
     return Answer(True, f"asked {name} to save and stop, if it runs: {why}")
