@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,9 +19,10 @@ from megaboa import files
 from megaboa.image.runtimes import NO_CONTAINER
 from megaboa.paths import RunFolder
 from megaboa.records import Code, Image, read_ledger
-from megaboa.run import checkpoints, command, identity, ledger, patience, supervisor
+from megaboa.run import checkpoints, command, identity, ledger, patience, progress, supervisor
 from megaboa.run import site as sites
 from megaboa.run.call import Interrupted, TrainingFailed
+from megaboa.run.inputs import UnusableInputError
 from megaboa.scheduler.local import Machine
 from megaboa.scheduler.slurm import job_ends
 from megaboa.scheduler.slurm.queries import Job
@@ -215,6 +217,86 @@ def test_what_is_read_when_ranks_start_waits_for_the_disk(run, monkeypatch, read
     monkeypatch.setattr(supervisor, reads, unlucky)
     assert run.train().iteration == LAST and failed == [reads]
     assert run.attempts == [(0, "completed", None)]
+
+
+NO_INODE = """
+if attempt == 1 and step == 4:
+        import itertools
+        for number in itertools.count():
+            (Path({ballast!r}) / str(number)).touch()
+"""
+
+
+def test_a_run_that_gives_up_on_a_full_disk_says_so_in_its_ledger(run, tmp_path, monkeypatch):
+    """No file can be made, and the lines of a ledger fit into its last block."""
+    disk = tmp_path / "store"
+    disk.mkdir()
+    try:
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m,nr_inodes=200", "tmpfs", disk], check=True)
+    except subprocess.CalledProcessError:
+        pytest.skip("this user can't mount a file system")
+    try:
+        (ballast := disk / "ballast").mkdir()
+        monkeypatch.setattr(patience, "AGAIN_SECONDS", 0.1)
+        monkeypatch.setattr(patience, "PATIENCE_SECONDS", 0.5)
+        run.misfortune(NO_INODE.strip().format(ballast=str(ballast)))
+        with pytest.raises(OSError, match="No space left on device"):
+            run.train()
+        gave_up = run.entries[-1]
+        assert (gave_up.event, gave_up.cause, ledger.ends(run.entries)[-1].action) == ("gave_up", "disk_full", "resume")
+        assert "No space left on device" in gave_up.detail and gave_up.detail.endswith(patience.STILL_FAILED)
+        shown = progress.read_progress(run.store.path)
+        assert (shown.state, shown.goes_on, shown.event) == ("failed", False, f"stopped: {gave_up.detail}")
+        assert logged(run)[-1] == f"stopped: {gave_up.detail}"
+        shutil.rmtree(ballast)
+        run.misfortune("pass")
+        assert run.train().iteration == LAST
+        assert run.attempts == [(0, "failed", "disk_full"), (4, "completed", None)]
+    finally:
+        subprocess.run(["umount", "--lazy", disk], check=True)
+
+
+def logged(run):
+    """The lines of the progress log, without times and the run's name."""
+    return [line.split(None, 2)[2] for line in run.folder.progress_log.read_text().splitlines()]
+
+
+FULL_MEMORY = "sys.exit('torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB')"
+
+
+@pytest.mark.parametrize(
+    ("misfortune", "stop", "reason"),
+    [
+        (f"step == 3 and {FULL_MEMORY}", TrainingFailed, "stopped at step 3: out of memory: torch.OutOfMemoryError"),
+        (
+            "step == 3 and (os.kill(os.getppid(), signal.SIGTERM), time.sleep(60))",
+            Interrupted,
+            "stopped at step 3: cancelled: SIGTERM",
+        ),
+        (
+            "step == 3 and ((Path(given.store) / 'stop').touch(), time.sleep(60))",
+            Interrupted,
+            "stopped at step 3: stopped: by `megaboa stop`",
+        ),
+        ("step == 3 and os.kill(os.getpid(), signal.SIGKILL)", TrainingFailed, "stopped at step 3: killed: "),
+    ],
+)
+def test_the_progress_log_says_why_a_run_has_stopped(run, misfortune, stop, reason):
+    run.misfortune(misfortune)
+    run.launch(budget=0)
+    with pytest.raises(stop):
+        run.train()
+    (said,) = (line for line in logged(run) if line.startswith("stopped"))
+    end = ledger.ends(run.entries)[-1]
+    assert said.startswith(reason) and end.action == "stop" and end.detail in said
+
+
+def test_the_progress_log_says_why_a_run_was_not_even_started(run):
+    launch = files.read_json(run.folder.file("launch"))
+    files.write_json(run.folder.file("launch"), {**launch, "nodes": 2})
+    with pytest.raises(UnusableInputError):
+        run.train()
+    assert logged(run)[-1].startswith("stopped: resources.nodes is 2, but here is 1")
 
 
 def test_a_file_system_that_does_not_come_back_ends_the_wait(monkeypatch):

@@ -13,7 +13,7 @@ from megaboa import commands
 from megaboa.errors import InputError, forbidden
 from megaboa.run.call import RESUMES, Interrupted, Requeued, TrainingFailed
 from megaboa.run.lives import kept
-from megaboa.run.patience import may_pass
+from megaboa.run.patience import STILL_FAILED, may_pass
 from megaboa.run.submitted import folder_of
 from megaboa.run.supervisor import train
 from megaboa.scheduler.answers import UnreachableError
@@ -51,7 +51,7 @@ def supervise(run: Path, restart: bool, life: int) -> int:
     except OSError as problem:
         if not may_pass(problem):
             raise
-        print(f"{problem}: the file system still failed after 10 minutes. {RESUMES}", file=sys.stderr)
+        print(f"{problem}: {STILL_FAILED}. {RESUMES}", file=sys.stderr)
         return 1
     except (Interrupted, KeyboardInterrupt) as signal:
         print(f"interrupted: {signal}; the next call resumes from the newest complete checkpoint", file=sys.stderr)

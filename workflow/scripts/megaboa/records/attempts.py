@@ -98,6 +98,15 @@ class Cancelled(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class GaveUp(Event):
+    """The run has failed while no ranks ran, for example because the file system didn't come back."""
+
+    event = "gave_up"
+    cause: Cause | None = None
+    detail: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Unhealthy(Event):
     """The health check refused nodes."""
 
@@ -351,7 +360,7 @@ class Pace(Event):
 
 LEDGER = {
     kind.event: kind
-    for kind in (Called, AttemptStart, AttemptEnd, Left, Cancelled, Unhealthy, Distrusted, Trusted, LeftOut)
+    for kind in (Called, AttemptStart, AttemptEnd, Left, Cancelled, GaveUp, Unhealthy, Distrusted, Trusted, LeftOut)
 }
 LM_LOSS = "lm loss"  # Megatron's name of the loss
 STEPS = {kind.event: kind for kind in (Phase, TrainStart, Step, Evaluated, Tested, Saved, TrainEnd)}

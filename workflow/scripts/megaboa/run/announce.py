@@ -27,15 +27,21 @@ def announcer(folder: RunFolder) -> Say:
     """A function that prints a line on the terminal and to the experiment's progress log."""
 
     def say(text: str) -> None:
-        line = f"{time.strftime('%H:%M:%S')}  {folder.name:<16} {text}"
-        with contextlib.suppress(OSError):  # a full disk or a closed terminal must not end the training
-            folder.progress_log.parent.mkdir(parents=True, exist_ok=True)
-            files.append_line(folder.progress_log, line, durable=False)
+        line = log_progress(folder, text)
         with contextlib.suppress(OSError):
             sys.stderr.write(f"{line}\n")  # print() would write the line feed by itself, after other runs' lines
             sys.stderr.flush()
 
     return say
+
+
+def log_progress(folder: RunFolder, text: str) -> str:
+    """Add a line to the experiment's progress log only, for what the terminal gets with more detail; return it."""
+    line = f"{time.strftime('%H:%M:%S')}  {folder.name:<16} {text}"
+    with contextlib.suppress(OSError):  # a full disk or a closed terminal must not end the training
+        folder.progress_log.parent.mkdir(parents=True, exist_ok=True)
+        files.append_line(folder.progress_log, line, durable=False)
+    return line
 
 
 def progress_reporter(payload: RunStore, say: Say, in_job: bool) -> Callable[[], None]:

@@ -108,6 +108,7 @@ def close_left_open(call: Call) -> None:
         elif start.job == job.id and start.restarts != job.restarts:
             failure = Failure("requeued", "the job was put back into the queue")
     close(call, start.attempt, "interrupted", failure, "resume")
+    call.say(f"attempt {start.attempt} ended: {failure}")
     call.patiently(lambda: trusted_copies.reconsider(call.payload, ledger.ends(call.entries)))
 
 

@@ -21,11 +21,22 @@ from megaboa.store_paths import RunStore
 RESUMES = "The next call resumes from the newest complete checkpoint."
 
 
-class TrainingFailed(Exception):
-    """The run has stopped before its last step; the message is what the user reads."""
+class Stopped(Exception):
+    """The run has stopped before its last step; the message is what the user reads.
+
+    `noted`: the progress log has the reason already.
+    """
+
+    def __init__(self, text: str, noted: bool = False):
+        super().__init__(text)
+        self.noted = noted
 
 
-class Interrupted(Exception):
+class TrainingFailed(Stopped):
+    """The run has stopped because of a failure."""
+
+
+class Interrupted(Stopped):
     """A stop of the run was requested."""
 
 

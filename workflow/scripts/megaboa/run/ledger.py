@@ -23,6 +23,7 @@ from megaboa.records import (
     Cancelled,
     Distrusted,
     Event,
+    GaveUp,
     Left,
     LeftOut,
     Range,
@@ -199,6 +200,8 @@ def _text(entries: Sequence[Event], number: int) -> str:
             return "called again" if number else "called"
         case Cancelled() as cancelled:
             return f"stopped: {cancelled.detail or CAUSES['cancelled'].noun}"
+        case GaveUp() as gave_up:
+            return f"stopped: {gave_up.detail}"
         case other:
             return _between(other)
 

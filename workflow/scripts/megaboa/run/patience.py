@@ -11,6 +11,7 @@ from pathlib import Path
 from megaboa import files
 
 PATIENCE_SECONDS, AGAIN_SECONDS = 600.0, 5.0
+STILL_FAILED = f"the file system still failed after {PATIENCE_SECONDS / 60:.0f} minutes"
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 # Errors that waiting doesn't fix. All others may come from a file server that restarts (EIO, ESTALE, ESHUTDOWN,
 # ETIMEDOUT ...).

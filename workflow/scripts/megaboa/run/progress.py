@@ -18,6 +18,7 @@ from megaboa.records import (
     Cancelled,
     Evaluated,
     Found,
+    GaveUp,
     Identity,
     Phase,
     Saved,
@@ -36,7 +37,7 @@ TAIL_BYTES = 32_768
 # Steps for measuring the speed: enough to be steady, few enough to follow a change.
 SPEED_WINDOW = 20
 SAVES_FROM_ATTEMPTS = 3
-_LIFE = (Called, AttemptStart, AttemptEnd, Cancelled)
+LIFE = (Called, AttemptStart, AttemptEnd, Cancelled, GaveUp)
 SAVES_BYTES = 4_194_304  # about ten thousand steps
 
 
@@ -95,13 +96,13 @@ def read_progress(run_store: str | Path, run: str | None = None, now: float | No
     told = {"event": event, "event_time": event_time}
     job = next((entry.job for entry in reversed(entries) if isinstance(entry, AttemptStart | Called)), None)
     starts = ledger.starts(entries)
-    # A call or a cancellation, between two attempts or before the first.
-    between = next((entry for entry in reversed(entries) if isinstance(entry, _LIFE)), None)
-    cancelled = between.detail if isinstance(between, Cancelled) else None
+    # A call, a cancellation or a failure, between two attempts or before the first.
+    between = next((entry for entry in reversed(entries) if isinstance(entry, LIFE)), None)
+    stopped = {Cancelled: "interrupted", GaveUp: "failed"}.get(type(between))
     if not starts:
-        state = "interrupted" if cancelled else "running" if job else "waiting"  # called in a job: about to start
-        goes_on = job is not None and not cancelled
-        return Progress(run, state, total=total, job=job, goes_on=goes_on, detail=cancelled, **told)
+        state = stopped or ("running" if job else "waiting")  # called in a job: about to start
+        goes_on, detail = job is not None and not stopped, between.detail if stopped else None
+        return Progress(run, state, total=total, job=job, goes_on=goes_on, detail=detail, **told)
     start = starts[-1]
     number = start.attempt
     ends = (entry for entry in reversed(entries) if isinstance(entry, AttemptEnd) and entry.attempt == number)
@@ -110,8 +111,8 @@ def read_progress(run_store: str | Path, run: str | None = None, now: float | No
     newest = read_tail(store.attempt(number).steps)
     steps = [event for event in newest if isinstance(event, Step)]
     state, detail, goes_on = ("running", None, True) if called else _state(start, end)
-    if cancelled:
-        state, detail, goes_on = "interrupted", cancelled, False
+    if stopped:
+        state, detail, goes_on = stopped, between.detail, False
     last_time = max(event.time for event in [start, *newest, *([end] if end else [])])
     rate = speed(steps)
     return Progress(

@@ -17,11 +17,14 @@ from dataclasses import replace
 
 from megaboa import files
 from megaboa.causes import CAUSES
+from megaboa.errors import InputError, forbidden
 from megaboa.formats import counted
 from megaboa.paths import RunFolder
 from megaboa.records import (
+    AttemptEnd,
     AttemptStart,
     Called,
+    GaveUp,
     Identity,
     Kept,
     Outcome,
@@ -29,6 +32,7 @@ from megaboa.records import (
     Range,
     RanOn,
     TrainRecord,
+    line,
     plain,
     read,
     read_ledger,
@@ -50,7 +54,7 @@ from megaboa.run import (
     verification,
 )
 from megaboa.run import site as sites
-from megaboa.run.announce import announcer, explain, notify
+from megaboa.run.announce import announcer, explain, log_progress, notify
 from megaboa.run.bad_nodes import (
     heed_signals,
     leave,
@@ -60,14 +64,14 @@ from megaboa.run.bad_nodes import (
     require_health,
     take_spares,
 )
-from megaboa.run.call import RESUMES, Call, Interrupted, Requeued, TrainingFailed
+from megaboa.run.call import RESUMES, Call, Interrupted, Requeued, Stopped, TrainingFailed
 from megaboa.run.command import changes, rank_command, rank_environment, warm_up
 from megaboa.run.command import ran_on as what_runs
 from megaboa.run.failures import Failure
 from megaboa.run.identity import identity_of, store_of
 from megaboa.run.inputs import UnusableInputError, check_data, check_image, check_index, check_nodes, check_weights
 from megaboa.run.lives import Signals
-from megaboa.run.patience import FULL, patiently
+from megaboa.run.patience import FULL, STILL_FAILED, may_pass, patiently
 from megaboa.run.resume import Beginning
 from megaboa.run.watch import Watch, Watched, leave_out, watch_of
 from megaboa.scheduler.answers import UnreachableError
@@ -82,6 +86,17 @@ def train(folder: RunFolder, life: int = 1) -> TrainRecord:
 
     `life`: above 1 if the keeper has restarted the supervisor.
     """
+    try:
+        return _train(folder, life)
+    except Requeued:  # `leave` has said it
+        raise
+    except Exception as end:
+        if not (isinstance(end, Stopped) and end.noted):
+            log_progress(folder, f"stopped: {_reason(folder.name, end)}")
+        raise
+
+
+def _train(folder: RunFolder, life: int) -> TrainRecord:
     identity = identity_of(folder)
     payload = store_of(folder, identity)
     if not folder.may_restart and (work := unfinished.other_work(folder)):
@@ -161,11 +176,43 @@ def _bring_to_its_end(call: Call) -> None:
         called = Called(job=job and job.id, restarts=job and job.restarts, excluded=excluded)
         ledger.append(call.payload.ledger, called)
         call.payload.stop.unlink(missing_ok=True)
-    while not completion.finished(call.folder, call.payload):
-        heed_signals(call)
-        require_claim(call)
-        leave_avoided_nodes(call)
-        _attempt(call)
+    with _recorded(call):
+        while not completion.finished(call.folder, call.payload):
+            heed_signals(call)
+            require_claim(call)
+            leave_avoided_nodes(call)
+            _attempt(call)
+
+
+@contextlib.contextmanager
+def _recorded(call: Call) -> Iterator[None]:
+    """Record in the ledger why the run is given up, where the end of an attempt doesn't say it."""
+    try:
+        yield
+    except (Interrupted, Requeued):
+        raise
+    except Exception as error:
+        full = isinstance(error, OSError) and error.errno in FULL
+        entry = GaveUp(cause="disk_full" if full else None, detail=_reason(call.folder.name, error))
+        # Tried once: on a full disk the ledger's last block may have room, and waiting has not helped.
+        with contextlib.suppress(OSError):
+            last = next((entry for entry in reversed(call.entries) if isinstance(entry, progress.LIFE)), None)
+            if not (isinstance(last, AttemptEnd) and last.action == "stop"):
+                files.append_line(call.payload.ledger, line(entry))
+        raise
+
+
+def _reason(run: str, end: Exception) -> str:
+    """Why a run stopped, in one line, by the exception that ended its supervisor."""
+    match end:
+        case PermissionError():
+            return forbidden(end)
+        case OSError() if may_pass(end):
+            return f"{end}: {STILL_FAILED}"
+        case Stopped() | InputError() | UnreachableError():
+            return str(end).partition("\n")[0].removeprefix(f"run {run}: ")
+        case _:
+            return f"{type(end).__name__}: {end}".partition("\n")[0]
 
 
 def _is_a_later_life(call: Call) -> bool:
@@ -352,8 +399,9 @@ def _act(call: Call, number: int, target: AttemptFolder, watched: Watched, failu
     outcome: Outcome = "interrupted" if CAUSES[failure.cause].interrupts else "failed"
     shown = Failure("poisoned", f"{decision.why}: {failure.evidence}", failure.rank) if decision.poisoned else failure
     attempt_end.close(call, number, outcome, shown, decision.action)
+    where = f"at step {end.last_step or end.iteration}"
     if decision.action == "resume":
-        call.say(f"attempt {number} ended at step {end.last_step or end.iteration}: {failure}")
+        call.say(f"attempt {number} ended {where}: {failure}")
         _pause(call, decision.pause)
         if replaceable:  # also after a hang, where the node may be innocent: a spare costs nothing
             if not take_spares(call, bad):  # a spare has failed too
@@ -364,15 +412,18 @@ def _act(call: Call, number: int, target: AttemptFolder, watched: Watched, failu
     elif decision.action == "requeue":
         leave(call, str(failure))
     elif failure.cause in ("cancelled", "stopped"):
+        log_progress(call.folder, f"stopped {where}: {failure}")  # at once: a scheduler may soon kill the supervisor
         if failure.cause == "stopped":  # there is no deadline
             verification.record_checksums(call, target)
         else:
             verification.record_last_checksums(call)
-        raise Interrupted(failure.evidence)
+        raise Interrupted(failure.evidence, noted=True)
     else:
         _look_at_gpus_of(call, number, GPUS_SECONDS)
-        text = explain(call.folder, target, watched.ended, f"{failure}; {decision.why}", _next(call), failure.rank)
-        raise TrainingFailed(text)
+        why = f"{failure}; {decision.why}"
+        log_progress(call.folder, f"stopped {where}: {why}")
+        text = explain(call.folder, target, watched.ended, why, _next(call), failure.rank)
+        raise TrainingFailed(text, noted=True)
 
 
 def _next(call: Call) -> str:
