@@ -299,6 +299,25 @@ def test_the_progress_log_says_why_a_run_was_not_even_started(run):
     assert logged(run)[-1].startswith("stopped: resources.nodes is 2, but here is 1")
 
 
+@pytest.mark.parametrize("fails", [True, False])
+def test_results_that_are_removed_while_a_run_trains_are_named(run, fails):
+    """Removed when the ranks start, which need them, or later."""
+    results, asked = run.folder.path.parents[1], run.folder.documents
+    remove = f"__import__('shutil').rmtree({str(results)!r})"
+    when = "step is None" if fails else "step == 3"
+    run.misfortune(f"{when} and ({remove}, {{}}[1] if {fails} else None)")
+    with pytest.raises(TrainingFailed) as stopped:
+        supervisor.train(RunFolder(run.folder.path, asked))
+    assert f"{run.folder.file('run')} was removed while the run was submitted or trained" in str(stopped.value)
+    assert "Call again: the results are made again, and the run resumes" in str(stopped.value)
+    assert "run.json was removed while" in logged(run)[-1]
+    for name, document in asked.items():
+        files.write_json(run.folder.file(name), document)
+    run.misfortune("pass")
+    assert run.train().iteration == LAST
+    assert run.attempts == [(0, "failed", "config")] * fails + [(0, "completed", None)]
+
+
 def test_a_file_system_that_does_not_come_back_ends_the_wait(monkeypatch):
     def fail():
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -43,7 +43,11 @@ def supervise(run: Path, restart: bool, life: int) -> int:
             time.sleep(REQUEUE_SECONDS)  # the scheduler ends this job; ending it ourselves would race with that
         return 1
     except FileNotFoundError as missing:
-        print(f"{missing.filename} isn't there. First make the run's inputs: {FIRST}", file=sys.stderr)
+        print(
+            f"{missing.filename} isn't there. If results were removed since the run was submitted, call again: it "
+            f"resumes from its checkpoints in the store. Otherwise first make the run's inputs: {FIRST}",
+            file=sys.stderr,
+        )
         return 1
     except PermissionError as error:
         print(forbidden(error), file=sys.stderr)

@@ -13,6 +13,7 @@ from megaboa.run import (
     completion,
     failures,
     flight,
+    inputs,
     ledger,
     node_memory,
     stragglers,
@@ -32,6 +33,8 @@ def cause_of(call: Call, target: AttemptFolder, watched: Watched, started: float
     On a full disk ranks can't write that it is full, so the supervisor tries to write.
     """
     failure = _why(call, target, watched, started)
+    if failure.cause == "config" and (gone := inputs.removed(call.folder)):
+        return Failure(failure.cause, gone, failure.rank)
     if CAUSES[failure.cause].may_lack_evidence and (said := full(target.path)):
         return Failure("disk_full", f"{said}; {failure.evidence}", failure.rank)
     return failure

@@ -23,6 +23,19 @@ class UnusableInputError(InputError):
     """An unusable input of a run, or an unsuitable machine."""
 
 
+def removed(folder: RunFolder) -> str | None:
+    """What to do about files of the run's results that were removed since it was submitted; None if all are there."""
+    model, tokenizer = folder.model_manifest, folder.tokenizer_manifest
+    source = folder.source_manifest if folder.run.has_source else None
+    index = folder.launch.index and folder.experiment_folder.index(folder.launch.index)
+    needed = (folder.file("run"), model, source, tokenizer, *folder.corpus_manifests.values(), index)
+    gone = next((path for path in needed if path and not path.exists()), None)
+    return gone and (
+        f"{gone} was removed while the run was submitted or trained, and it is needed until the run's end. "
+        "Call again: the results are made again, and the run resumes from its checkpoints in the store"
+    )
+
+
 def check_nodes(folder: RunFolder, nodes: Sequence[str]) -> None:
     """Check that there are as many nodes as the run needs; a machine without a scheduler is one."""
     wanted = folder.launch.nodes

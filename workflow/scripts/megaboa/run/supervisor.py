@@ -69,7 +69,15 @@ from megaboa.run.command import changes, rank_command, rank_environment, warm_up
 from megaboa.run.command import ran_on as what_runs
 from megaboa.run.failures import Failure
 from megaboa.run.identity import identity_of, store_of
-from megaboa.run.inputs import UnusableInputError, check_data, check_image, check_index, check_nodes, check_weights
+from megaboa.run.inputs import (
+    UnusableInputError,
+    check_data,
+    check_image,
+    check_index,
+    check_nodes,
+    check_weights,
+    removed,
+)
 from megaboa.run.lives import Signals
 from megaboa.run.patience import FULL, STILL_FAILED, may_pass, patiently
 from megaboa.run.resume import Beginning
@@ -147,6 +155,8 @@ def _train(folder: RunFolder, life: int) -> TrainRecord:
                 f"trains it again, or the same one if you remove {payload.path} and call with "
                 f"--config restart={folder.name}"
             )
+        if gone := removed(folder):
+            raise TrainingFailed(f"run {folder.name}: {gone}")
         if identity_of(RunFolder(folder.path)) != identity:  # a later call has changed the run's files
             raise TrainingFailed(
                 f"run {folder.name} was trained as it was submitted ({payload.path}), and has been changed since; "
