@@ -64,8 +64,20 @@ def test_what_can_not_be_trained_is_refused(name, says):
     assert says in problem(name)
 
 
-def test_names_that_only_bridge_can_judge_are_left_to_it():
-    assert problem("llama32_1b_pretrain_config") is problem("a_recipe_of_a_later_bridge") is None
+def test_a_recipe_is_known_by_its_older_name_too():
+    assert problem("llama32_1b_pretrain_config") is problem("deepseek_v3_pretrain_config_32nodes") is None
+    assert bridge_recipes.named("gemma4_e4b_pretrain_config").family == "gemma"
+    assert "(qwen_vl): other-vlm" in problem("qwen35_vl_9b_pretrain_mock_config")
+
+
+def test_names_are_left_to_a_bridge_that_is_elsewhere(monkeypatch):
+    """Of a host without Bridge."""
+    for known in (functions, bridge_recipes._aliases):
+        known.cache_clear()
+    monkeypatch.setattr(bridge_recipes, "_folder", lambda kind: None)
+    assert problem("a_recipe_of_a_later_bridge") is problem("perf_recipes.another") is None
+    for known in (functions, bridge_recipes._aliases):
+        known.cache_clear()
 
 
 def test_bridge_is_not_imported():

@@ -24,7 +24,7 @@ def built(name):
     from megaboa.bridge import config_facts, recipe_models
 
     try:
-        config = recipe_models.named(name)()
+        config = recipe_models.named(name, "models.m")()
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}"}
     layout = Layout(**{axis.name: getattr(config.model, axis.argument) for axis in AXES})

@@ -147,6 +147,7 @@ BRIDGES_ALONE = {
     "a recipe that exits": {"model": FAILS, "args": {"where": "configure"}},
     "a recipe whose model fails": {"model": FAILS, "args": {"where": "provide"}},
     "a recipe without its function": {"model": "tests/gpu_count.py"},
+    "a recipe that Bridge doesn't have": {"model": "llama3_8b_pretrain_confg"},
     "an override that contradicts the weights": {"init": "pretrained", "overrides": {"model.num_layers": 4}},
     "deferred gradients, not fused": {
         "parallel": {"pp": 2},
@@ -314,6 +315,10 @@ def test_what_is_wrong_with_a_recipe_or_an_override_is_told(answers):
     told = {name: " ".join(answers[name]["preflight"]["reasons"]) for name in BRIDGES_ALONE}
     lacks = f"models.dense.args: {READS} has no argument 'chanches'; did you mean 'changes'?"
     assert lacks in told["arguments that a recipe lacks"]
+    unknown = (
+        "ValueError: models.own.recipe: Bridge has no recipe 'llama3_8b_pretrain_confg'; it has llama3_8b_pretrain_"
+    )
+    assert told["a recipe that Bridge doesn't have"].startswith(unknown)
     assert "has no function named configure" in told["a recipe without its function"]
     line = next(n for n, text in enumerate(Path(READS).read_text().splitlines(), 1) if ".items()" in text)
     assert (

@@ -13,7 +13,7 @@ from megaboa.plan import image_specs, make_plan
 GOOD = """\
 experiment: good
 models:
-  m: {recipe: gpt_126m}
+  m: {recipe: vanilla_gpt_pretrain_config}
 training: {train_iters: 10}
 """
 PYXIS = GOOD + "image: {runtime: pyxis}\n"

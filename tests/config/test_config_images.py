@@ -9,7 +9,7 @@ from megaboa.config.models.resources import Build
 EXPERIMENT = """\
 experiment: good
 models:
-  m: {{recipe: gpt_126m}}
+  m: {{recipe: vanilla_gpt_pretrain_config}}
 training: {{train_iters: 10}}
 image: {{runtime: pyxis, build: {{file: Dockerfile{build}}}{image}}}
 """

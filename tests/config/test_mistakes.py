@@ -175,7 +175,7 @@ MISTAKES = [
     mistake("two origins", "models.dense", "has both hf and config", replace=("    tokenizer: bpe\n", "    tokenizer: bpe\n    hf: org/name\n")),
     mistake("no origin", "models.other", "needs hf, config or recipe; none is given", add="model: dense\n", replace=("  dense:", "  other: {tokenizer: bpe}\n  dense:")),
     mistake("no model_type", "models.dense", "model_type", replace=("model_type: qwen3, ", "")),
-    mistake("pretrained recipe", "models.dense", "pretrained needs hf or config", replace=("config: {model_type: qwen3, hidden_size: 64}", "recipe: some_recipe\n    init: pretrained")),
+    mistake("pretrained recipe", "models.dense", "pretrained needs hf or config", replace=("config: {model_type: qwen3, hidden_size: 64}", "recipe: vanilla_gpt_pretrain_config\n    init: pretrained")),
     mistake("args without recipe", "models.dense", "args belong to recipe", replace=("    tokenizer: bpe\n", "    tokenizer: bpe\n    args: {a: 1}\n")),
     mistake("misspelt model", "model", "did you mean 'dense'", add="model: dens\n"),
     mistake("misspelt corpus", "data.blend", "did you mean 'text'", add="data: {blend: txt}\n"),
@@ -241,6 +241,9 @@ MISTAKES = [
     mistake("text tagged as a number", "optimizer.lr", "abc is not a finite number", add="optimizer: {lr: !!float abc}\n"),
     mistake("missing recipe file", "models.dense.recipe", "there is no file 'recipes/none.py'", replace=("config: {model_type: qwen3, hidden_size: 64}", "recipe: recipes/none.py")),
     mistake("unknown performance recipe", "models.dense.recipe", "Bridge has no performance recipe 'llama'", replace=("config: {model_type: qwen3, hidden_size: 64}", "recipe: perf_recipes.llama")),
+    mistake("misspelt recipe", "models.dense.recipe", "Bridge has no recipe 'llama3_8b_pretrain_confg'; it has llama3_8b_pretrain_config or ", replace=("config: {model_type: qwen3, hidden_size: 64}", "recipe: llama3_8b_pretrain_confg")),
+    mistake("recipe that is named like none", "models.dense.recipe", "Bridge has no recipe 'zzz'; `megaboa recipes` lists those that it has", replace=("config: {model_type: qwen3, hidden_size: 64}", "recipe: zzz")),
+    mistake("recipe that fine-tunes, by its older name", "models.dense.recipe", "llama3_8b_sft_config fine-tunes (sft): only pretraining", replace=("config: {model_type: qwen3, hidden_size: 64}", "recipe: llama3_8b_sft_config")),
     mistake("performance recipe that fine-tunes", "models.dense.recipe", "fine-tunes (sft)", replace=("config: {model_type: qwen3, hidden_size: 64}", "recipe: llama3_8b_sft_8gpu_h100_bf16_config")),
     mistake("missing model folder", "models.dense.hf", "there is no folder './none'", replace=("config: {model_type: qwen3, hidden_size: 64}", "hf: ./none")),
     # overrides

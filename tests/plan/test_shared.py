@@ -203,7 +203,7 @@ def test_a_tokenizer_of_gpt2s_files_has_their_size(tmp_path):
 
 def test_a_recipe_without_a_tokenizer_reads_existing_tokens(tmp_path):
     write_indexed(tmp_path / "a", [[1, 2], [3]])
-    models = {"bridges": {"recipe": "gpt_recipe_of_bridge"}}
+    models = {"bridges": {"recipe": "vanilla_gpt_pretrain_config"}}
     changes = {"models": models, "sweep": {"runs": {"a": {}}}, "export": {}, "data": {"blend": "old"}}
     found = shared(tmp_path, corpora={"old": {"megatron": str(tmp_path / "a")}}, tokenizers={}, **changes)
     assert specifications.contents(found)["corpora/old.json"]["tokenizer"] is None
@@ -221,7 +221,7 @@ def test_the_report_knows_what_runs_have_of_the_keys_that_only_others_set(plan_o
     left_out += "report: {figures: [{name: a, kind: bar, x: parallel.tp, y: mfu}]}\n"
     report = specifications.contents(Shared(plan_of(left_out), tmp_path))["report.json"]
     assert report["unset"] == {"one": {"parallel.tp": 1, "resources.gpus_per_node": 1}}
-    recipe = "models: {m: {recipe: gpt_recipe_of_bridge, tokenizer: bpe}}\noptimizer: {lr: 0.1}\n"
+    recipe = "models: {m: {recipe: vanilla_gpt_pretrain_config, tokenizer: bpe}}\noptimizer: {lr: 0.1}\n"
     recipe += (
         "model: m\nsweep: {runs: {one: {}, other: {optimizer.lr: 0.2, parallel.tp: 2, resources.gpus_per_node: 2}}}\n"
     )

@@ -28,7 +28,7 @@ def read(folder, failing):
     before, found = AutoBridge.from_hf_pretrained, ()
     model, source = {"name": "m", "recipe": "llama32_1b", "hf": HUB}, made.source(path=str(folder / "fetched"))
     with contextlib.suppress(KeyError), recipe_models.reading(model, source):
-        recipe = recipe_models.named("llama32_1b_pretrain_config")
+        recipe = recipe_models.named("llama32_1b_pretrain_config", "models.m")
         found = recipe().model.num_layers, layers(folder / "fetched"), layers(str(folder / "other"))
         if failing:
             raise KeyError
@@ -47,7 +47,7 @@ def said_of(recipe):
     from megaboa.bridge import recipe_models
 
     try:
-        recipe_models.named(str(recipe))()
+        recipe_models.named(str(recipe), "models.m")()
     except Exception as error:
         return recipe_models.calls_to(error, str(recipe))
 
@@ -69,7 +69,7 @@ def made_by(recipe):
     from megaboa.bridge import recipe_models
 
     try:
-        return recipe_models.named(str(recipe))()
+        return recipe_models.named(str(recipe), "models.m")()
     except ValueError as error:
         return str(error)
 

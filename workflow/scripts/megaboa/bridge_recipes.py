@@ -24,6 +24,8 @@ _NAME = re.compile(
     r"(?:_(?P<variant>\w+))?_config$"
 )
 _FUNCTION = re.compile(r'^def (?P<name>[a-z]\w*_config)\([^)]*\)[^\n]*:\n    """(?P<text>[^\n"]*)', re.MULTILINE)
+_ALIAS = re.compile(r"\b(?P<name>[a-z]\w*_config)\s+as\s+(?P<alias>[a-z]\w*)")  # older names of recipes
+_FINE_TUNES = re.compile(r"_(?P<task>sft|peft)_")
 PRECISIONS = {  # the value of `training.precision`, and the words for it
     "bf16": ("bf16_mixed", "BF16"),
     "fp8cs": ("bf16_with_fp8_current_scaling_mixed", "FP8 by tensors"),
@@ -99,21 +101,44 @@ def precision_of(recipe: str | None) -> str | None:
     return PRECISIONS.get(meant.precision, (None,))[0] if meant else None
 
 
+def named(recipe: str) -> Found | None:
+    """The recipe of a name, of either kind and also by an older name; None if the installed Bridge has none."""
+    if recipe.startswith(PREFIX):
+        return performance(recipe)
+    known = functions("recipes")
+    return known.get(recipe) or known.get(_aliases().get(recipe, "")) or performance(recipe)
+
+
 def problem(recipe: str) -> str | None:
-    """Why a recipe can't be trained here; None if it can, or if only Bridge can tell."""
-    found = performance(recipe)
-    if (one := found or functions("recipes").get(recipe)) and (why := model_kinds.refusal(kind_of(one))):
-        return f"{one.name} ({one.family}): {why}"
+    """Why a recipe can't be trained here; None if it can, or if there is no Bridge to look in."""
+    found = named(recipe)
     if found is None:
-        known = functions("perf_recipes")
-        if not recipe.startswith(PREFIX) or not known:
-            return None
-        nearest = difflib.get_close_matches(recipe.removeprefix(PREFIX), known, n=3)
-        says = " or ".join(nearest) or f"{len(known)} others, which `megaboa recipes` lists"
-        return f"Bridge has no performance recipe {recipe.removeprefix(PREFIX)!r}; it has {says}"
-    if (meant := purpose(recipe)) and meant.task != "pretrain":
-        return f"{found.name} fine-tunes ({meant.task}): only pretraining recipes are trained"
+        return _unknown(recipe)
+    if why := model_kinds.refusal(kind_of(found)):
+        return f"{found.name} ({found.family}): {why}"
+    if meant := _FINE_TUNES.search(found.name):
+        return f"{recipe.removeprefix(PREFIX)} fine-tunes ({meant['task']}): only pretraining recipes are trained"
     return None
+
+
+def _unknown(recipe: str) -> str | None:
+    """The problem of a name that no recipe has, with the nearest of those that pretrain."""
+    performs = functions("perf_recipes")
+    known = performs if recipe.startswith(PREFIX) else {**functions("recipes"), **_aliases(), **performs}
+    if not known:
+        return None
+    kind, name = "performance recipe" if recipe.startswith(PREFIX) else "recipe", recipe.removeprefix(PREFIX)
+    nearest = difflib.get_close_matches(name, [one for one in known if "pretrain" in one], n=3)
+    says = f"it has {' or '.join(nearest)}" if nearest else "`megaboa recipes` lists those that it has"
+    return f"Bridge has no {kind} {name!r}; {says}"
+
+
+@functools.cache
+def _aliases() -> dict[str, str]:
+    """The older names of training recipes in the installed Bridge, and the present one of each."""
+    folder = _folder("recipes")
+    texts = (path.read_text(encoding="utf-8") for path in sorted(folder.rglob("*.py"))) if folder else ()
+    return {one["alias"]: one["name"] for text in texts for one in _ALIAS.finditer(text)}
 
 
 @functools.cache

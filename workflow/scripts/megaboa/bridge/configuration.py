@@ -387,7 +387,8 @@ def _from_hugging_face(source: ModelSource) -> ConfigContainer:
 def _from_recipe(model: Tree, source: ModelSource | None) -> ConfigContainer:
     """A recipe's configuration, with its own model or that of `source`."""
     with recipe_models.reading(model, source):
-        config = recipe_models.made(recipe_models.named(model["recipe"]), model, source)
+        make = recipe_models.named(model["recipe"], f"models.{model['name']}")
+        config = recipe_models.made(make, model, source)
     if source and config.model.vocab_size is None:
         config.model.vocab_size = source.vocab_size
     return config

@@ -62,8 +62,9 @@ _folders: list[Path] = []  # the folder of the recipe that was read last, if it 
 Make = Callable[..., ConfigContainer]
 
 
-def named(recipe: str) -> Make:
-    """The function of a recipe: the user's (a Python file with `configure`), or Bridge's, by its name."""
+def named(recipe: str, key: str) -> Make:
+    """The function of a recipe: the user's (a Python file with `configure`), or Bridge's, by its name. `key`: of its
+    model, for errors."""
     if is_python(recipe):
         _find_neighbours(recipe)
         module = module_of(recipe)
@@ -78,10 +79,8 @@ def named(recipe: str) -> Make:
         return getattr(recipes, recipe)
     if found := bridge_recipes.performance(recipe):
         return _performance(found)
-    known = [known for known in dir(recipes) if known.endswith("pretrain_config")]
-    known += bridge_recipes.functions("perf_recipes")
-    nearest = ", ".join(difflib.get_close_matches(recipe, known, n=3)) or f"{len(known)} others"
-    raise ValueError(f"models.<name>.recipe: Bridge has no recipe {recipe!r}; it has {nearest}")
+    # the plan has refused names that Bridge's sources lack; this one its packages don't export
+    raise ValueError(f"{key}.recipe: {bridge_recipes.problem(recipe) or f'Bridge has no recipe {recipe!r}'}")
 
 
 @functools.cache

@@ -62,8 +62,7 @@ def _kind_of_recipe(recipe: str) -> str:
     """The kind of a recipe's model. If a recipe file doesn't declare it, preflight will find it."""
     if files.is_python(recipe):
         return (model_kinds.in_file(recipe)[0] or model_kinds.BY_NAME[model_kinds.GPT]).name
-    functions = bridge_recipes.functions("recipes")
-    found = bridge_recipes.performance(recipe) or functions.get(recipe)
+    found = bridge_recipes.named(recipe)
     return bridge_recipes.kind_of(found).name if found else model_kinds.GPT
 
 
