@@ -23,6 +23,7 @@ ILLEGAL = {
     "batch_fills_the_ranks": {"training": {"global_batch_size": 18}},
     "evaluation_batch_fills_the_ranks": {"overrides": {"validation.eval_global_batch_size": 6}},
     "optimizer_instances_share_the_ranks": {"overrides": {"ddp.num_distributed_optimizer_instances": 3}},
+    "sizes_are_set": {"model": "vanilla_gpt_pretrain_config"},
     "key_value_groups_divide": {"parallel": {"tp": 2}, "overrides": {"model.num_query_groups": 3}},
     "vocabulary_divides": {"parallel": {"tp": 2}, "overrides": {"model.vocab_size": 481, "model.num_query_groups": 6}},
     "sequence_divides_over_context": {"parallel": {"cp": 2}, "training": {"seq_length": 62}},
@@ -214,6 +215,10 @@ LEGAL = {
         "overrides": {"model.pipeline_model_parallel_layout": "Ett|ttttL"},
     },
     "a recipe": {"model": "recipes/gpt_tiny.py"},
+    "a recipe whose sizes are set": {
+        "model": "vanilla_gpt_pretrain_config",
+        "overrides": {"model.num_layers": 2, "model.hidden_size": 64, "model.num_attention_heads": 4},
+    },
     "a recipe with our loss": {"model": "recipes/gpt2.py", "args": {"size": "small", "kernels": ["loss"]}},
     "the same with Megatron's": {"model": "recipes/gpt2.py", "args": {"size": "small"}},
     "more rows than the config has": {"overrides": {"model.vocab_size": 600}},
@@ -376,7 +381,7 @@ UNLIKE_THE_CONFIG = {
 def test_what_an_export_would_have_is_known_before_training(answers, name):
     """In every layout. A recipe's own model is never exported."""
     found = answers[name].get("export")
-    if name in ("a recipe", "a recipe with our loss", "the same with Megatron's"):
+    if name in ("a recipe", "a recipe whose sizes are set", "a recipe with our loss", "the same with Megatron's"):
         assert found is None
     elif name in UNLIKE_THE_CONFIG:
         assert found["state"] == "FAIL" and UNLIKE_THE_CONFIG[name] in found["detail"]

@@ -177,6 +177,14 @@ CASES = {
         {"gpus_per_node": 8, "tasks_per_node": 8},
         {"gpus_per_node": 8},
     ),
+    "sizes_are_set": Case(
+        {"layers": 0, "hidden": 64, "heads": 0},
+        "model.num_layers",
+        "0: the model's sizes are open: set model.num_layers and model.num_attention_heads by overrides",
+        (),
+        {"layers": 1, "hidden": 64, "heads": 4},
+        {},
+    ),
     "heads_divide_the_hidden_size": Case(
         {"family": "llama", "hidden": 33, "heads": 4},
         "model.hidden_size",
@@ -758,6 +766,14 @@ CASES = {
         (1,),
         {"machine_gpus": 2, "gpus_per_node": 2},
         {"gpus_per_node": 2},
+    ),
+    "cpu_calculates_in_the_precision": Case(
+        {"precision": "fp16_mixed", "device": "cpu"},
+        "training.precision",
+        "fp16_mixed with device: cpu",
+        ("fp32", "bf16_mixed"),
+        {"precision": "bf16_mixed", "device": "cpu"},
+        {"precision": "fp16_mixed", "device": "cuda"},
     ),
     "gpu_calculates_in_the_precision": Case(
         {"precision": "bf16_with_nvfp4_mixed", "gpu": "h100-80g"},

@@ -24,7 +24,7 @@ def config(**values) -> SimpleNamespace:
         ({"mixed_precision": "fp16_mixed"}, "mixed_precision: 'fp16_mixed': set training.precision"),
         ({"mixed_precision": "16-mixed"}, "mixed_precision: '16-mixed': set training.precision"),
         ({"mixed_precision": "bf16_with_nvfp4_mixed"}, "mixed_precision: 'bf16_with_nvfp4_mixed': set"),
-        ({"mixed_precision": SimpleNamespace(fp8="hybrid")}, "mixed_precision: namespace(fp8='hybrid'): set"),
+        ({"mixed_precision": SimpleNamespace(fp8="hybrid")}, "mixed_precision: fp8: set"),
         ({"model__fp8": "e4m3"}, "model.fp8: 'e4m3': set training.precision"),
         ({"model__cuda_graph_impl": "local"}, "model.cuda_graph_impl: 'local': set it to none"),
         ({"dist__use_megatron_fsdp": True}, "dist.use_megatron_fsdp: True: set parallel.fsdp to none"),

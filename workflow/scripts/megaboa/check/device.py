@@ -20,6 +20,14 @@ def machine_has_the_gpus(f: Facts) -> Broken | None:
     return Broken("resources.gpus_per_node", f"{wants}, and this machine has {counted(has, 'GPU')}", (has,))
 
 
+def cpu_calculates_in_the_precision(f: Facts) -> Broken | None:
+    """On the CPU, torch has no operations in FP16, FP8 and FP4 that Megatron trains with: bridge/cpu refuses them."""
+    precision = f.training.precision or ""
+    if f.cluster.device != "cpu" or not any(name in precision for name in ("fp16", "fp8", "fp4")):
+        return None
+    return Broken("training.precision", f"{precision} with device: cpu", ("fp32", "bf16_mixed"))
+
+
 def context_ranks_have_attention(f: Facts) -> Broken | None:
     """On GPUs, attention over context parallel ranks is Transformer Engine's fused one, which takes 16 bits or fewer:
     for fp32 it finds no backend, in the first step."""
@@ -100,6 +108,7 @@ def gpus_are_those_of_the_recipe(f: Facts) -> Broken | None:
 
 RULES = (
     machine_has_the_gpus,
+    cpu_calculates_in_the_precision,
     context_ranks_have_attention,
     gpu_calculates_in_the_precision,
     torch_has_kernels_for_the_gpu,

@@ -23,6 +23,16 @@ ALIGNMENT = {
 OF_WHOLE_HEADS = frozenset(("deepseek_v2", "gemma2", "gemma3_text", "llama"))
 
 
+def sizes_are_set(f: Facts) -> Broken | None:
+    """A model has layers, a hidden size and heads; a recipe may leave them open (vanilla_gpt_pretrain_config), and
+    Megatron would divide by zero."""
+    sizes = {"num_layers": f.model.layers, "hidden_size": f.model.hidden, "num_attention_heads": f.model.heads}
+    still_open = [f"model.{name}" for name, value in sizes.items() if value == 0]
+    if not still_open:
+        return None
+    return Broken(still_open[0], f"0: the model's sizes are open: set {' and '.join(still_open)} by overrides")
+
+
 def heads_divide_the_hidden_size(f: Facts) -> Broken | None:
     """The attention heads divide the hidden size, in families whose config transformers refuses otherwise."""
     hidden, heads = f.model.hidden, f.model.heads
@@ -196,6 +206,7 @@ def tensor_overlap_is_not_switched_off(f: Facts) -> Broken | None:
 
 
 RULES = (
+    sizes_are_set,
     heads_divide_the_hidden_size,
     heads_divide,
     key_value_groups_divide,

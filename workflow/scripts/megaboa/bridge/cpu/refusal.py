@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+FORMATS = ("fp16", "fp8", "fp4")
+
 
 class RefusedOnCpu(ValueError):
     """A configuration that only a GPU can run."""
@@ -30,10 +32,14 @@ def _value(cfg: Any, field: str) -> Any:
 
 def _low_precision(value: Any) -> bool:
     """Whether a precision is fp16, fp8 or fp4. The value is the name of a recipe, or the recipe itself."""
-    formats = ("fp16", "fp8", "fp4")
     if isinstance(value, str):
-        return value == "16-mixed" or any(name in value for name in formats)
-    return any(getattr(value, name, None) for name in formats)
+        return value == "16-mixed" or any(name in value for name in FORMATS)
+    return bool(_formats(value))
+
+
+def _formats(recipe: Any) -> list[str]:
+    """The formats that a precision's object turns on, of which the CPU has none."""
+    return [name for name in FORMATS if getattr(recipe, name, None)]
 
 
 def _without_output(modules: list[str] | None) -> bool:
@@ -58,6 +64,11 @@ def _interleaves_two_stages(cfg: Any) -> bool:
 
 def _is_on(section: Any) -> bool:
     return section is not None and bool(section.enabled)
+
+
+def _shown(value: Any) -> str:
+    """A value in a message: of a precision's object, which has a page of fields, what is refused."""
+    return ", ".join(_formats(value)) or repr(value)
 
 
 OFF = "set it to false"
@@ -123,6 +134,6 @@ RULES = (
 def refuse(cfg: Any) -> None:
     """Raise `RefusedOnCpu`, naming every such field of Bridge's ConfigContainer with its value and a remedy."""
     asked = [(rule, _value(cfg, rule.field)) for rule in RULES if rule.where(cfg)]
-    found = [f"  {rule.field}: {value!r}: {rule.remedy}" for rule, value in asked if rule.refused(value)]
+    found = [f"  {rule.field}: {_shown(value)}: {rule.remedy}" for rule, value in asked if rule.refused(value)]
     if found:
         raise RefusedOnCpu("device: cpu can't do what this configuration asks for:\n" + "\n".join(found))
