@@ -373,6 +373,57 @@ CASES = {
         "run": {"model": NAMED | {"hf": "somebody/else"}, "data": {}},
         "refused": "meta-llama/Llama-3.2-1B",
     },
+    "a ramp of weight decay, with its end by the key": {
+        "run": {
+            "optimizer": {"weight_decay": 0.3},
+            "overrides": {
+                "scheduler.start_weight_decay": 0.01,
+                "scheduler.weight_decay_incr_style": "linear",
+                "dataset.random_seed": 5,
+            },
+        },
+        "expected": {
+            "optimizer.weight_decay": 0.3,
+            "scheduler.start_weight_decay": 0.01,
+            "scheduler.end_weight_decay": 0.3,
+            "scheduler.weight_decay_incr_style": "linear",
+            "dataset.random_seed": 5,
+        },
+    },
+    "null takes what a recipe has set": {
+        "run": {
+            "model": {"recipe": "tests/bridge/recipe_with_schedule.py", "args": {}, "tokenizer": None},
+            "data": {},
+            "schedule": {"decay_iters": None},
+            "overrides": {"scheduler.lr_decay_iters": None, "validation.eval_interval": None},
+        },
+        "expected": {
+            "scheduler.lr_decay_iters": None,
+            "validation.eval_interval": 7,  # evaluated at the end only
+        },
+    },
+    "the key's null leaves it to the recipe": {
+        "run": {
+            "model": {"recipe": "tests/bridge/recipe_with_schedule.py", "args": {}, "tokenizer": None},
+            "data": {},
+            "schedule": {"decay_iters": None},
+            "training": {"eval_interval": None},
+        },
+        "expected": {"scheduler.lr_decay_iters": 15, "validation.eval_interval": 3},
+    },
+    "a function by a name": {
+        "run": {"overrides": {"model.init_method": "torch.nn.init.zeros_"}},
+        "refused": "overrides.model.init_method: 'torch.nn.init.zeros_': is a function in Bridge, which an override "
+        "can't name: set it in a recipe of your own",
+    },
+    "a number for a function": {
+        "run": {"overrides": {"model.embedding_init_method": 0}},
+        "refused": "overrides.model.embedding_init_method: 0: is a function in Bridge",
+    },
+    "a function that Bridge knows by name": {
+        "run": {"overrides": {"model.activation_func": "relu", "model.init_method": None}},
+        "expected": {"model.activation_func.__name__": "relu", "model.init_method": None},
+    },
     "overrides win": {
         "run": {"overrides": {"tokenizer.use_tokenizer_vocab_size": True, "ddp.bucket_size": 1000}},
         "expected": {"tokenizer.use_tokenizer_vocab_size": True, "ddp.bucket_size": 1000},

@@ -108,6 +108,7 @@ OURS_ALONE = {
     },
     "copies_on_nodes_can_be_resumed": {"launch": {"checkpoint": {"save_interval": 10, "local": {"every": 20}}}},
     "batch_has_one_size": {"overrides": {"train.rampup_batch_size": [4, 4, 8]}},
+    "weight_decay_keeps_to_its_style": {"overrides": {"scheduler.end_weight_decay": 0.2}},
     "warmup_ends_before_the_decay": {"schedule": {"warmup_iters": 6}},
     "recomputed_predictions_are_one_by_one": {
         "model": "latent",

@@ -726,6 +726,14 @@ CASES = {
         {"iters": 100, "warmup_iters": 99},
         {"iters": 100, "warmup_iters": 100, "decay_iters": 200},
     ),
+    "weight_decay_keeps_to_its_style": Case(
+        {"first_weight_decay": 0.01, "last_weight_decay": 0.2},
+        "scheduler.weight_decay_incr_style",
+        "constant, and weight decay begins with 0.01 and ends with 0.2",
+        ("linear", "cosine"),
+        {"first_weight_decay": 0.01, "last_weight_decay": 0.2, "weight_decay_style": "linear"},
+        {"first_weight_decay": 0.1, "last_weight_decay": 0.1},
+    ),
     "checkpoints_come_before_the_end": Case(
         {"iters": 100, "save_interval": 101},
         "checkpoint.save_interval",
@@ -1149,3 +1157,16 @@ def test_attention_in_fp8_on_hopper_needs_heads_of_128():
     assert rule(facts(**asked, head_dim=128)) is rule(facts(**asked)) is None
     blocks = {**asked, "precision": "bf16_with_fp8_subchannel_scaling_mixed"}
     assert rule(facts(**blocks, head_dim=128)).message.endswith("it needs bf16_with_fp8_delayed_scaling_mixed")
+
+
+@pytest.mark.parametrize(
+    ("given", "level", "says"),
+    [
+        ((0.3, 0.3, "linear"), "warning", "linear, and weight decay is 0.3 from beginning to end: set"),
+        ((0.2, 0.01, "cosine"), "error", "0.01, less than at the start (0.2); nearest: 0.2"),
+    ],
+)
+def test_a_ramp_of_weight_decay_rises(given, level, says):
+    first, last, style = given
+    [found] = table.check(facts(first_weight_decay=first, last_weight_decay=last, weight_decay_style=style))
+    assert (found.rule, found.level) == ("weight_decay_keeps_to_its_style", level) and says in str(found)

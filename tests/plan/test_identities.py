@@ -2,6 +2,7 @@
 
 import pytest
 
+from megaboa.config import ConfigError
 from megaboa.files import digest
 
 CHANGED = (
@@ -76,3 +77,61 @@ def test_as_an_override_it_stays_one(plan_of):
     [run] = plan_of("overrides: {ddp.overlap_grad_reduce: true}\n").runs
     assert run.run.overrides == {"ddp.overlap_grad_reduce": True} and run.launch.overrides == {}
     assert digest(run.documents["run"]) != KNOWN["plain"][1]
+
+
+EMPTIED = "overrides: {scheduler.lr_decay_iters: null, validation.eval_interval: null}\n"
+NULL = {"scheduler.lr_decay_iters": None, "validation.eval_interval": None}
+
+
+def test_null_for_a_field_is_kept_where_a_recipe_may_have_set_it(plan_of):
+    """There the key's null is another thing: it leaves the field to the recipe."""
+    [run] = plan_of(RECIPE + EMPTIED).runs
+    assert run.run.overrides == NULL
+    assert "decay_iters" not in run.run.schedule and "eval_interval" not in run.run.training
+    [run] = plan_of(RECIPE + "schedule: {decay_iters: null}\n").runs
+    assert run.run.overrides == {} and run.run.schedule == {"decay_iters": None}
+    [run] = plan_of(RECIPE, **{"overrides.scheduler.lr_decay_iters": None}).runs
+    assert run.run.overrides == {"scheduler.lr_decay_iters": None}
+
+
+def test_null_for_a_field_is_the_default_of_its_key_elsewhere(plan_of):
+    """So stores of runs that set it are found again."""
+    [run] = plan_of(EMPTIED).runs
+    assert digest(run.documents["run"]) == KNOWN["plain"][1], CHANGED
+
+
+def test_null_is_swept_beside_values(plan_of):
+    sweep = "sweep: {grid: {overrides.scheduler.lr_decay_iters: [null, 5]}}\n"
+    none, five = plan_of(RECIPE + sweep).runs
+    assert (none.name, five.name) == ("decayiters-none", "decayiters5")
+    assert (none.run.overrides, none.run.schedule) == ({"scheduler.lr_decay_iters": None}, {})
+    assert (five.run.overrides, five.run.schedule) == ({}, {"decay_iters": 5})
+
+
+def test_null_for_when_checkpoints_are_saved_is_that_of_the_key(plan_of):
+    [run] = plan_of(RECIPE + "overrides: {checkpoint.save_interval: null}\n").runs
+    assert run.run.overrides == run.launch.overrides == {} and run.launch.checkpoint["save_interval"] is None
+
+
+def test_a_ramp_of_weight_decay_and_a_seed_of_the_data_refine_their_keys(plan_of):
+    ramp = {
+        "scheduler.start_weight_decay": 0.01,
+        "scheduler.end_weight_decay": 0.2,
+        "scheduler.weight_decay_incr_style": "linear",
+        "dataset.random_seed": 5,
+    }
+    plan = plan_of(f"overrides: {ramp}\nsweep: {{grid: {{optimizer.weight_decay: [0.1, 0.3]}}}}\n")
+    assert [run.run.overrides for run in plan.runs] == [ramp, ramp] and not plan.warnings
+    assert [run.run.optimizer["weight_decay"] for run in plan.runs] == [0.1, 0.3]
+    assert len({run.launch.index for run in (*plan.runs, *plan_of().runs)}) == 2, "the data's order is another"
+
+
+def test_a_style_that_the_key_undoes_is_warned_of(plan_of):
+    plan = plan_of("optimizer: {weight_decay: 0.3}\noverrides: {scheduler.weight_decay_incr_style: linear}\n")
+    [said] = plan.warnings
+    assert said.startswith("scheduler.weight_decay_incr_style: linear, and weight decay is 0.3 from beginning to end")
+
+
+def test_a_precision_that_the_cpu_lacks_is_refused_by_its_key(plan_of):
+    with pytest.raises(ConfigError, match=r"training\.precision: fp16_mixed with device: cpu; nearest: fp32 or bf16"):
+        plan_of("training: {precision: fp16_mixed}\n")

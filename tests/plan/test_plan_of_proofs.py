@@ -154,6 +154,9 @@ def test_two_equal_runs_are_refused_unless_their_tensors_are_compared(plan_of):
         plan_of(sweep)
     with pytest.raises(ConfigError, match="train the same thing"):
         plan_of(sweep + "report: {agreements: [{reference: a, runs: [b]}]}")
+    stop = r"b.overrides\.train\.exit_interval: ends the ranks before the last step.* training\.train_iters is the last"
+    with pytest.raises(ConfigError, match=stop):
+        plan_of(sweep)
     plan = plan_of(sweep + "report: {agreements: [{reference: a, runs: [b], tensors: true}]}")
     assert [run.launch.samples for run in plan.runs] == [True, True]
 

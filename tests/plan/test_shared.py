@@ -211,10 +211,10 @@ def test_a_recipe_without_a_tokenizer_reads_existing_tokens(tmp_path):
 
 
 def test_the_report_knows_what_runs_have_of_the_keys_that_only_others_set(plan_of, tmp_path):
-    other = "{parallel.tp: 2, resources.gpus_per_node: 2, overrides.train.exit_interval: 3}"
+    other = "{parallel.tp: 2, resources.gpus_per_node: 2, overrides.train.manual_gc_interval: 3}"
     sweep = f"sweep: {{runs: {{one: {{}}, other: {other}}}}}\n"
     report = specifications.contents(Shared(plan_of(sweep), tmp_path))["report.json"]
-    keys = ("parallel.tp", "resources.gpus_per_node", "overrides.train.exit_interval")
+    keys = ("parallel.tp", "resources.gpus_per_node", "overrides.train.manual_gc_interval")
     assert report["values"] == {"one": {}, "other": dict(zip(keys, (2, 2, 3), strict=True))}
     assert report["unset"] == {"one": dict(zip(keys, (1, 1, None), strict=True))}
     left_out = "sweep: {skip_illegal: true, runs: {one: {}, other: {parallel.tp: 3, resources.gpus_per_node: 3}}}\n"

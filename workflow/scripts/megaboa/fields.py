@@ -110,7 +110,15 @@ SAME_AS: dict[str, str] = {
     if len(fields) == 1 and key in INSTEAD_OF_OVERRIDES - _OTHER_MEANING
 }
 
+# Fields of a key with several, which may also have a value of their own: the key sets the rest.
+FINER = ("scheduler.start_weight_decay", "scheduler.end_weight_decay", "dataset.random_seed")
+
+
+def keys_of(field: str) -> list[str]:
+    """The keys of ours that set a field of Bridge."""
+    return [key for key, fields in BRIDGE_FIELDS.items() if field in fields]
+
 
 def key_of(field: str) -> str | None:
-    """The key of ours that sets a field of Bridge."""
-    return next((key for key, fields in BRIDGE_FIELDS.items() if field in fields), None)
+    """The first of these keys."""
+    return next(iter(keys_of(field)), None)

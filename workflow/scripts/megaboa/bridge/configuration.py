@@ -13,9 +13,10 @@ import functools
 import inspect
 import os
 import signal
+import types
 import typing
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,7 @@ from megaboa.records import (
 )
 from megaboa.store_paths import AttemptFolder, RunStore
 
+EVALUATED = "validation.eval_interval"
 REFERENCE_STEPS = 4  # steps without the profiler, after the step that includes the end of the capture
 # Their values have another meaning in Bridge's fields, or Bridge has no field for them (bridge/nudge.py).
 NOT_COPIED = {"training.precision", "parallel.fsdp", "training.nudge"}
@@ -117,6 +119,10 @@ def build(run: RunSpec, inputs: Inputs) -> ConfigContainer:
         # The model has its own vocabulary, of which the tokenizer may use only a part; Bridge would truncate it.
         config.tokenizer.use_tokenizer_vocab_size = False
     config = override(config, run.overrides and {**overlaps, **run.overrides})  # overrides may set `comm_overlap`
+    if (
+        run.overrides.get(EVALUATED, ...) is None and config.train.train_iters
+    ):  # null, not unset: as for our own default
+        config.validation.eval_interval = config.train.train_iters + 1
     if run.is_recipe and inputs.source:
         recipe_models.refuse_another(config.model, run.model, inputs.source)
     elif run.is_pretrained:
@@ -256,6 +262,7 @@ def override(config: ConfigContainer, overrides: Tree) -> ConfigContainer:
             raise InputError("; ".join(refused)) from None
         raise
     for name in overrides:
+        _refuse_code(changed, name)
         if choices := _choices(changed, name):
             _choose(changed, name, choices)
     _keep_overlaps(changed, overrides)
@@ -298,13 +305,32 @@ def _keep_overlaps(config: ConfigContainer, overrides: Tree) -> None:
             setattr(config.comm_overlap, field, value)
 
 
+def _refuse_code(config: ConfigContainer, name: str) -> None:
+    """Refuse a value that isn't a function for a field that is declared as one: the rank would call it. Bridge resolves
+    the names that it knows, those of `activation_func`."""
+    value = _value(config, name)
+    kinds = [typing.get_origin(kind) or kind for kind in _kinds(config, name)]
+    if value is None or callable(value) or kinds != [Callable]:
+        return
+    raise InputError(
+        f"overrides.{name}: {hydra_value(value)}: is a function in Bridge, which an override can't name: set it in a "
+        "recipe of your own"
+    )
+
+
 def _choices(config: ConfigContainer, name: str) -> type[enum.Enum] | None:
     """The enum that a field is declared as, if it is declared as an enum (or None) and nothing else."""
-    part, _, field = name.rpartition(".")
-    declared = _declared(type(_value(config, part)), field)
-    kinds = [kind for kind in typing.get_args(declared) or (declared,) if kind is not type(None)]
+    kinds = _kinds(config, name)
     one = kinds[0] if len(kinds) == 1 else None
     return one if isinstance(one, type) and issubclass(one, enum.Enum) else None
+
+
+def _kinds(config: ConfigContainer, name: str) -> list[Any]:
+    """The types that a field may have, other than None."""
+    part, _, field = name.rpartition(".")
+    declared = _declared(type(_value(config, part)), field)
+    alternatives = typing.get_args(declared) if typing.get_origin(declared) in (typing.Union, types.UnionType) else ()
+    return [kind for kind in alternatives or (declared,) if kind is not type(None)]
 
 
 def _declared(kind: type, field: str) -> Any:

@@ -18,6 +18,23 @@ def warmup_ends_before_the_decay(f: Facts) -> Broken | None:
     return Broken("schedule.warmup_iters", text, (end - 1,))
 
 
+def weight_decay_keeps_to_its_style(f: Facts) -> Broken | None:
+    """Weight decay that changes rises, by `linear` or `cosine`: optimizer_param_scheduler.py asserts it in the first
+    step. With one value such a style does nothing, as where `optimizer.weight_decay` replaces both ends."""
+    first, last, style = f.training.first_weight_decay, f.training.last_weight_decay, f.training.weight_decay_style
+    if first is None or last is None or (first == last and style == "constant"):
+        return None
+    key, ends = "scheduler.weight_decay_incr_style", "scheduler.start_weight_decay and end_weight_decay"
+    if last < first:
+        return Broken("scheduler.end_weight_decay", f"{last:g}, less than at the start ({first:g})", (first,))
+    if style == "constant":
+        text = f"constant, and weight decay begins with {first:g} and ends with {last:g}"
+        return Broken(key, text, ("linear", "cosine"))
+    if first < last:
+        return None
+    return warning(key, f"{style}, and weight decay is {first:g} from beginning to end: set {ends} by overrides")
+
+
 def checkpoints_come_before_the_end(f: Facts) -> Broken | None:
     """A save interval longer than the run saves the last step only: after a failure it starts from step 0."""
     interval, start, iters = f.training.save_interval, f.training.steps_before, f.training.iters
@@ -178,6 +195,7 @@ def profiler_is_on_a_rank(f: Facts) -> Broken | None:
 
 RULES = (
     warmup_ends_before_the_decay,
+    weight_decay_keeps_to_its_style,
     checkpoints_come_before_the_end,
     copies_on_nodes_can_be_resumed,
     tokens_are_in_the_vocabulary,

@@ -96,6 +96,9 @@ class Training:
     optimizer: str = "adam"
     precision_aware: bool = False  # use_precision_aware_optimizer
     remainders: bool = True  # store_param_remainders
+    first_weight_decay: float | None = None  # at the first step, and at the last
+    last_weight_decay: float | None = None
+    weight_decay_style: str = "constant"  # weight_decay_incr_style: how it gets from one to the other
     # for tasks that freeze the model
     adapter_rank: int | None = None
     adapter_targets: tuple[str, ...] = ()
@@ -309,6 +312,9 @@ FIELDS: dict[str, str] = {
     "training.fp16": "model.fp16",
     "training.precision_aware": "optimizer.use_precision_aware_optimizer",
     "training.remainders": "optimizer.store_param_remainders",
+    "training.first_weight_decay": "scheduler.start_weight_decay",
+    "training.last_weight_decay": "scheduler.end_weight_decay",
+    "training.weight_decay_style": "scheduler.weight_decay_incr_style",
     "training.checkpoint_format": "checkpoint.ckpt_format",
     "training.fault_tolerance": "ft.enable_ft_package",
     "profiling.nsys": "profiling.use_nsys_profiler",

@@ -15,7 +15,8 @@ from megaboa.config.formula import Formula
 from megaboa.config.models.experiment import Experiment
 from megaboa.config.models.model import Model
 from megaboa.config.problems import Problem, nearest
-from megaboa.fields import INSTEAD_OF_OVERRIDES, NON_PERSISTENT, OWN_FIELDS, SAME_AS, key_of
+from megaboa.fields import FINER, INSTEAD_OF_OVERRIDES, NON_PERSISTENT, OWN_FIELDS, SAME_AS, key_of
+from megaboa.records import SECTIONS
 from megaboa.secrets import is_secret_name
 
 Path = tuple[str, ...]
@@ -31,6 +32,9 @@ NOT_SWEPT = {
     **dict.fromkeys(("evaluate", "export", "generate", "prove", "report", "tune"), "it isn't a property of a run"),
     "sweep": "a sweep can't contain itself",
 }
+
+STOP = "train.exit_interval"  # by which a proof stops a run
+ENDS_EARLY = "ends the ranks before the last step, which counts as their failure, and the run is resumed: remove it"
 
 # Short names of the axes of scaling-law sweeps, below models.<name>.config.
 CONFIG_SHORT = {
@@ -121,20 +125,41 @@ def formula_keys() -> dict[str, bool]:
     return found
 
 
-def split(dotted: str, names: dict[str, list[str]]) -> Path:
+def split(dotted: str, names: dict[str, list[str]], value: Any = ...) -> Path:
     """A dotted key as a path in the tree. `names` are the names defined under `models`, which may contain dots.
 
-    An override that is only another spelling of one of our keys becomes that key.
+    An override that is only another spelling of one of our keys becomes that key, unless its value says more.
     """
     head, _, rest = dotted.partition(".")
     if head == "overrides" and rest:
-        return tuple(SAME_AS[rest].split(".")) if rest in SAME_AS else (head, rest)
+        return tuple(SAME_AS[rest].split(".")) if rest in SAME_AS and not is_emptied(rest, value) else (head, rest)
     if head in names:
         for name in sorted(names[head], key=len, reverse=True):
             if rest == name or rest.startswith(name + "."):
                 tail = rest[len(name) + 1 :]
                 return (head, name, *tail.split(".")) if tail else (head, name)
     return tuple(dotted.split("."))
+
+
+def is_emptied(field: str, value: Any) -> bool:
+    """Whether an override sets a field to null whose key has another meaning for that: `not set`, which leaves a recipe
+    its own value."""
+    key = SAME_AS.get(field)
+    if value is not None or key is None or key.partition(".")[0] not in SECTIONS:
+        return False
+    return type(None) in typing.get_args(all_keys()[key].field.annotation)
+
+
+def emptied(path: Path, overrides: Any) -> str | None:
+    """The field of a key that these overrides set to null; None if there is none."""
+    given = overrides if isinstance(overrides, dict) else {}
+    return next((field for field in given if SAME_AS.get(field) == ".".join(path)), None)
+
+
+def _key_of_override(path: Path) -> Path:
+    """The path of the key that sets the same field as an override; any other path as it is."""
+    same = SAME_AS.get(path[1]) if path[0] == "overrides" and len(path) > 1 else None
+    return tuple(same.split(".")) if same else path
 
 
 def sweep_problem(dotted: str, path: Path, models: list[str]) -> str | None:
@@ -181,18 +206,21 @@ def override_problem(field: str) -> str | None:
     """Why a field of Bridge can't be set under `overrides`; None if it can."""
     if field in {f"checkpoint.{name}" for name in NON_PERSISTENT}:
         return "saves what a run would never resume from: set checkpoint.local instead"
+    if field == "train.exit_duration_in_mins":
+        return f"{ENDS_EARLY}; resources.runtime limits a job's time, before which it saves"
     if field in OWN_FIELDS:
         return "is set by Megaboa itself: remove it"
     if is_secret_name(field.rpartition(".")[2].rpartition("_")[2]):  # so not moe_token_dispatcher_type
         return "is a secret, which would be written to disk: remove it, and export it as an environment variable"
     key = key_of(field)
-    if key in INSTEAD_OF_OVERRIDES and field not in SAME_AS:
+    if key in INSTEAD_OF_OVERRIDES and field not in SAME_AS and field not in FINER:
         return f"is set by the key {key}: set that instead"
     return None
 
 
 def names_clash(one: Path, other: Path) -> bool:
     """Whether two paths set the same key, or one of them a part of the other's value."""
+    one, other = _key_of_override(one), _key_of_override(other)
     shorter = min(len(one), len(other))
     return one[:shorter] == other[:shorter]
 

@@ -14,6 +14,7 @@ from megaboa.config import check, keys, sweep, yaml_file
 from megaboa.config.models.experiment import Experiment
 from megaboa.config.problems import ConfigError, Problem
 from megaboa.config.yaml_file import Places, dotted
+from megaboa.fields import keys_of
 from megaboa.image.references import split_mount
 from megaboa.records import Tree
 
@@ -126,7 +127,7 @@ def nested(extra: Mapping[str, Any], raw: Mapping[str, Any]) -> Tree:
     tree: Tree = {}
     for name, value in extra.items():
         branch: Any = value
-        for part in reversed(keys.split(name, names)):
+        for part in reversed(keys.split(name, names, value)):
             branch = {part: branch}
         merge(tree, branch)
     return tree
@@ -154,17 +155,23 @@ def _fold_overrides(raw: Tree, places: Places) -> list[Problem]:
             if message := keys.override_problem(field):
                 problems.append(keys.problem_at(places, here, dotted(here), message))
             continue
-        section = raw.setdefault(path[0], {})
-        if not isinstance(section, dict):
-            continue
-        if path[1] in section:
-            message = f"sets the same field as {dotted(path)}: remove one"
+        if key := next((key for key in keys_of(field) if _is_there(raw, key)), None):
+            message = f"sets the same field as {key}: remove one"
             problems.append(keys.problem_at(places, here, dotted(here), message))
-        else:
+        elif keys.is_emptied(field, overrides[field]):
+            continue
+        elif isinstance(section := raw.setdefault(path[0], {}), dict):
             section[path[1]] = overrides[field]
             places[path] = places.get(here, ("--config", 0))
+        else:
+            continue
         del overrides[field]
     return problems
+
+
+def _is_there(raw: Tree, key: str) -> bool:
+    section, _, name = key.partition(".")
+    return isinstance(raw.get(section), dict) and name in raw[section]
 
 
 def _lay_variables_over(raw: Tree, places: Places, environment: Mapping[str, str]) -> tuple[list[str], list[Problem]]:

@@ -88,8 +88,9 @@ class _Reader:
             return ()
         options = []
         for index, value in enumerate(given):
-            self.check_value((*place, index), path, value)
-            options.append(Option(piece(path, value), {path: value}, (*place, index)))
+            sets = self.path_of_value(axis, value)
+            self.check_value((*place, index), sets, value)
+            options.append(Option(piece(path, value), {sets: value}, (*place, index)))
         return tuple(options)
 
     def option(self, place: tuple[str | int, ...], name: str, values: Tree) -> Option:
@@ -98,9 +99,9 @@ class _Reader:
             self.problem(place, f"the label {name!r} can't be a file name: use letters, digits, '.', '_' and '-'")
         found: dict[Path, Any] = {}
         for key, value in values.items():
-            path = self.path((*place, key), key)
-            if path is None:
+            if self.path((*place, key), key) is None:
                 continue
+            path = self.path_of_value(key, value)
             clash = next((other for other in found if keys.names_clash(path, other)), None)
             if clash:
                 self.problem((*place, key), f"sets the same field as {dotted(clash)}: remove one")
@@ -112,6 +113,9 @@ class _Reader:
         values = {path: value for option in options for path, value in option.values.items()}
         return Option("-".join(option.name for option in options), values, options[0].place)
 
+    def path_of_value(self, key: str, value: Any) -> Path:
+        return keys.split(key, {"models": self.models}, value)
+
     def path(self, place: tuple[str | int, ...], key: str) -> Path | None:
         """The path of a dotted key of the sweep. If there is no such key, reports a problem and returns None."""
         path = keys.split(key, {"models": self.models})
@@ -122,6 +126,8 @@ class _Reader:
                 or config_keys.unknown_path(path, self.raw)
             )
         message = self.known[path]
+        if not message and (emptied := keys.emptied(path, self.raw.get("overrides"))):
+            message = f"sets the same field as overrides.{emptied}, which the file sets: remove one"
         if not message and path in self.replaced and key.startswith("overrides.") and path[0] != "overrides":
             message = f"sets the same field as {dotted(path)}, which the file sets: sweep {dotted(path)} instead"
         if message:

@@ -8,6 +8,7 @@ from typing import Any
 from megaboa import bridge_recipes, files, layout, store
 from megaboa.blends import corpora, named, split_blends
 from megaboa.config.formula import Number
+from megaboa.config.keys import is_emptied
 from megaboa.config.models.data import Data
 from megaboa.config.models.experiment import Experiment
 from megaboa.config.models.model import Model
@@ -65,11 +66,17 @@ def run_spec(config: Experiment, model: str, world_size: int) -> RunSpec:
         **sections,
         world_size=world_size,
         device=config.device,
-        overrides={field: value for field, value in config.overrides.items() if not is_harmless(field)},
+        overrides=_overrides(config, own_defaults),
         bridge_source=image_specs.source_of(config.image),
         task=config.task,
         tuning=tasks.spec(config) if config.task != "pretrain" else {},
     )
+
+
+def _overrides(config: Experiment, own_defaults: bool) -> Tree:
+    """Overrides that can change a loss. Null for a field whose key isn't set changes only what a recipe has set."""
+    kept = {field: value for field, value in config.overrides.items() if not is_harmless(field)}
+    return {field: value for field, value in kept.items() if not (own_defaults and is_emptied(field, value))}
 
 
 def _data(data: Data, own_defaults: bool) -> Tree:

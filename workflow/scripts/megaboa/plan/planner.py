@@ -11,7 +11,7 @@ from typing import Literal
 
 from megaboa import metrics
 from megaboa.check import costs, outcome
-from megaboa.config import Experiment, LoadedExperiment
+from megaboa.config import Experiment, LoadedExperiment, keys
 from megaboa.config.models.outputs import Along, Figure
 from megaboa.config.models.resources import Budget
 from megaboa.config.problems import choose, some_nearest
@@ -94,6 +94,7 @@ class _Planner:
         runs = [replace(run, launch=replace(run.launch, routing=True)) if run.name in compared else run for run in runs]
         read = {name for one in agreements if one.tensors for name in (one.reference, *one.runs)}
         runs = [replace(run, launch=replace(run.launch, samples=True)) if run.name in read else run for run in runs]
+        self.check_ends(runs, choices, compared=read)
         if sound and self.base.tune.trials_of is None:  # trials of settings may differ in what changes no loss
             pairs = [(one.reference, run) for one in agreements if one.tensors for run in one.runs]
             self.check_same(runs, repeated=set(map(frozenset, pairs)))
@@ -173,6 +174,18 @@ class _Planner:
         joined = parents.join()
         self.each.warnings |= parents.warnings
         return joined
+
+    def check_ends(self, runs: list[Run], choices: list[Choice], compared: Collection[str]) -> None:
+        """Report runs that Bridge would end before their last step. For runs whose tensors are compared that is the
+        question: does it change what they train?"""
+        by_name = {choice.name: choice for choice in choices}
+        for run in runs:
+            choice = by_name[run.name]
+            if run.config.overrides.get(keys.STOP) and not {run.name, choice.reference} & {*compared}:
+                message = (
+                    f"{keys.ENDS_EARLY}; training.train_iters is the last step (schedule.decay_iters: of the decay)"
+                )
+                self.problems.add(self.problems.place_of(("overrides", keys.STOP), choice), message, run.name)
 
     def check_same(self, runs: list[Run], repeated: Collection[frozenset[str]]) -> None:
         """Refuse runs with the same identity, which would train the same thing twice. `repeated`: pairs that do so on

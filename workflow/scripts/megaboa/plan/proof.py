@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 
 from megaboa import files
-from megaboa.config import ConfigError, LoadedExperiment, load
+from megaboa.config import ConfigError, LoadedExperiment, keys, load
 from megaboa.config.problems import choose
 from megaboa.plan.choices import Choice, choices_of
 from megaboa.plan.plan import Run
@@ -28,7 +28,7 @@ from megaboa.plan.quantities import overlay
 from megaboa.records import Tree
 
 WHOLE, RESUMED = "whole", "resumed"
-STOP = "overrides.train.exit_interval"
+STOP = f"overrides.{keys.STOP}"
 # Sections that only concern the user's own runs and their report.
 NOT_TAKEN = (
     "sweep",

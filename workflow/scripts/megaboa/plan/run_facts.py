@@ -103,6 +103,8 @@ def _layout_of_recipe(config: Experiment, quantities: Quantities) -> Layout:
 
 def _training(config: Experiment, quantities: Quantities, given: Tree) -> Training:
     given = {**given, "iters": _whole(quantities.get("train_iters"))}  # may be given in tokens
+    if config.models[str(config.model)].recipe is None or _is_set(config, "optimizer", "weight_decay"):
+        given |= dict.fromkeys(("first_weight_decay", "last_weight_decay"), config.optimizer.weight_decay)
     return Training(**given, **_copies(config), task=config.task, **tasks.facts(config), **_profile(config))
 
 

@@ -227,7 +227,7 @@ def tune(shared: Shared) -> TuneSpec:
     return TuneSpec(
         run=wanted.trials_of or "",
         swept=wanted.swept,
-        paths={key: keys.split(key, models) for one in settings for key in one.values},
+        paths={key: keys.split(key, models, value) for one in settings for key, value in one.values.items()},
         own=settings[0].name,
         settings=tuple(settings),
         steps=end - begin + 1,
