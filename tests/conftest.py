@@ -97,6 +97,14 @@ def small_disk(tmp_path):
         subprocess.run(["umount", "--lazy", str(place)], check=True)  # a traceback may hold files
 
 
+@pytest.fixture(autouse=True)
+def a_new_process_for_slurm(monkeypatch):
+    """A command that only looks asks a silent controller once in its process, which tests share."""
+    from megaboa.scheduler.slurm import queries
+
+    monkeypatch.setattr(queries, "_manners", queries._Manners())
+
+
 @pytest.fixture
 def fake_command(tmp_path, monkeypatch):
     """Put programs of our own before all others on PATH: `fake_command("squeue", "echo 1 RUNNING")`."""

@@ -93,8 +93,11 @@ def test_a_run_that_may_not_be_read_does_not_keep_the_others_from_being_explaine
     finally:
         secret.chmod(0o755)
     said = f"{secret}: Permission denied: give this user the right to it, and call again"
-    assert lines.count(said) == 1, "of its jobs after training"
-    assert f"fine: can't be looked at: {said}" in lines and lines[-1] == "waiting: has not begun"
+    assert sum(line.startswith(said) for line in lines) == 1, "of its jobs after training"
+    assert (
+        any(line.startswith(f"fine: can't be looked at: {said}") for line in lines)
+        and lines[-1] == "waiting: has not begun"
+    )
 
 
 def of(results, name):

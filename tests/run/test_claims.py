@@ -190,11 +190,15 @@ def claimed(tmp_path):
     return tmp_path / "claims"
 
 
+# The job that is asked about, as squeue answers with it.
+OF_JOB = 'for word in "$@"; do case $word in --jobs=*) job=${word#--jobs=};; esac; done;'
+
+
 @pytest.fixture
 def squeue(fake_command, tmp_path):
     answer = tmp_path / "answer"
     broken = "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1"
-    fake_command("squeue", f"[ -e {answer} ] || {{ {broken}; }}; cat {answer}")
+    fake_command("squeue", f'[ -e {answer} ] || {{ {broken}; }}; {OF_JOB} sed "/./!d; s/^/$job /" {answer}')
     return answer
 
 
@@ -336,7 +340,7 @@ def test_a_job_of_our_number_on_another_cluster_is_no_earlier_life_of_ours(claim
 @pytest.mark.parametrize("variable", ["SQUEUE_PARTITION", "SQUEUE_ACCOUNT", "SQUEUE_QOS", "SQUEUE_USERS"])
 def test_the_users_defaults_for_squeue_hide_no_job(claimed, fake_command, monkeypatch, variable):
     """As squeue does: with one of these it says nothing of the jobs of others."""
-    fake_command("squeue", f'[ -n "${variable}" ] || echo RUNNING')
+    fake_command("squeue", f'[ -n "${variable}" ] || {{ {OF_JOB} echo $job RUNNING; }}')
     monkeypatch.setenv(variable, "other")
     assert claims.judge(job("17"), claimed / "000003.json", job("18")).alive is True
 

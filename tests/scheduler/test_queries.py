@@ -177,8 +177,14 @@ def test_a_program_that_is_not_there_or_takes_for_ever_is_silence(fake_command, 
     ],
 )
 def test_a_job_is_alive_as_long_as_it_may_run(fake_command, states, alive):
-    fake_command("squeue", f"echo 7 {states}")
+    fake_command("squeue", f"echo 7 {states}" if states else "true")
     assert queries.is_alive("7") is alive
+
+
+def test_an_answer_that_is_not_understood_is_no_end(fake_command):
+    fake_command("squeue", "echo RUNNING")
+    with pytest.raises(UnreachableError, match="squeue: RUNNING: the job's number and state were asked for"):
+        queries.is_alive("7")
 
 
 def test_a_job_as_scontrol_shows_it(fake_command, tmp_path):

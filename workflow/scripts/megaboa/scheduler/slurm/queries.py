@@ -144,7 +144,9 @@ def is_alive(job: str) -> bool | None:
     A job of ours has then ended long ago. About another user's job it means nothing (PrivateData=jobs).
     """
     text = query(["squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%A %T"]) or ""
-    rows = [line.split() for line in text.splitlines() if len(line.split()) == 2]
+    rows = [line.split() for line in text.splitlines()]
+    if any(len(row) != 2 for row in rows):  # what isn't understood mustn't be taken for a job's end
+        raise UnreachableError(f"squeue: {text.strip()}: the job's number and state were asked for")
     states = [state for number, state in rows if number == job]  # of an array, all tasks are shown
     return any(state not in ENDED for state in states) if states else None
 
