@@ -81,7 +81,7 @@ def test_nothing_is_advised_where_nothing_fits():
     )
     assert float(told[1]) > 79.2 and adviser.advise(adviser.on_nodes(given, int(told[2])))
     small = dataclasses.replace(given, cluster=Cluster("cuda", 1, 8, "h100-8g"))
-    assert adviser.why_none(small).endswith("on 2, 4, ... 64 times as many nodes: take GPUs with more memory")
+    assert adviser.why_none(small).endswith("on up to 64 times as many nodes: take GPUs with more memory")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 import pytest
 
-from megaboa.check.facts import Facts, Model, Training
+from megaboa.check.facts import Facts, Model, Training, with_overrides
 from megaboa.check.stages import Stage, in_flight, stages
 from megaboa.layout import Layout
 
@@ -11,6 +11,13 @@ def facts(layers=8, gbs=64, **layout) -> Facts:
 
 def test_even_stages():
     assert stages(facts(pp=2)) == [Stage(0, ((0, 1, 2, 3),), True, False), Stage(1, ((4, 5, 6, 7),), False, True)]
+
+
+def test_a_pipeline_layout_as_text_is_that_of_lists():
+    found = with_overrides(facts(61), {"model.pipeline_model_parallel_layout": "Ettt|(tt|)*29,m|L"}).layout.stages
+    assert found == (("embedding", *["decoder"] * 3), *[("decoder",) * 2] * 29, ("mtp",), ("loss",))
+    unread = with_overrides(facts(7), {"model.pipeline_model_parallel_layout": "Ettt|xtttL"})
+    assert unread.layout.stages is None
 
 
 def test_interleaved_stages_hold_layers_from_two_places():

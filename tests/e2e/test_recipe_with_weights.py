@@ -185,7 +185,7 @@ def test_the_card_says_what_the_recipe_chose(done):
         "| tokens seen | 768 |",
     ):
         assert line in card
-    assert "| started from | the source's weights |" in card
+    assert "| started from | random weights, drawn from seed 0 |" in card
 
 
 def test_the_recipes_run_begins_with_the_imported_weights(done):

@@ -83,6 +83,14 @@ def test_the_table_of_runs_has_the_swept_keys_in_which_runs_differ():
     ]
 
 
+def test_settings_that_are_mappings_stay_apart():
+    factors = {name: {"overrides.model.rope_scaling": {"factor": factor}} for name, factor in (("a", 2.0), ("b", 4.0))}
+    assert swept_columns(RUNS[:2], Frames([], factors))["rope_scaling"].tolist() == [
+        "{'factor': 2.0}",
+        "{'factor': 4.0}",
+    ]
+
+
 def test_blends_are_named_as_in_the_plan_and_the_task_stands_first():
     assert swept_columns(RUNS, Frames([], SWEPT, unset=UNSET))["blend"].tolist() == ["x:0.5,y:0.5", "x", "x"]
     values = {

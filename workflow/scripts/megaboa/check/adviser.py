@@ -86,7 +86,7 @@ def why_none(f: Facts) -> str:
     more = (nodes for nodes in _more_nodes(f) if advise(on_nodes(f, nodes), 1))
     if (nodes := next(more, None)) is not None:
         return f"{text}; {nodes:,} nodes suffice: --nodes {nodes}"
-    return f"{text}, and so it is on 2, 4, ... {MOST_NODES} times as many nodes: take GPUs with more memory"
+    return f"{text}; nor does one fit on up to {MOST_NODES} times as many nodes: take GPUs with more memory"
 
 
 def _more_nodes(f: Facts) -> list[int]:

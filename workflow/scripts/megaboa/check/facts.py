@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -503,8 +504,17 @@ def _names(value: Any) -> tuple[str, ...]:
     return tuple(str(getattr(one, "name", one)).strip() for one in values)
 
 
+PARTS = {"E": "embedding", "t": "decoder", "m": "mtp", "L": "loss"}  # of a pipeline layout's short form
+
+
 def _stages(value: Any) -> tuple[tuple[str, ...], ...] | None:
-    """A pipeline layout written as lists. Bridge's short form (`Et*3|...`) can only be parsed by Megatron."""
+    """A pipeline layout from lists, or from megatron-core's short form: `Ettt|(tt|)*29,m|L`. None if it has other
+    letters, which Megatron refuses."""
+    if isinstance(value, str):
+        text = re.sub(r"\(([^)]+)\)\*(\d+)", lambda many: many[1] * int(many[2]), value.replace(",", ""))
+        text = re.sub(r"(.)\*(\d+)", lambda many: many[1] * int(many[2]), text)
+        is_known = set(text) <= {*PARTS, "|"}
+        return tuple(tuple(map(PARTS.__getitem__, stage)) for stage in text.split("|")) if is_known else None
     if not isinstance(value, list | tuple):
         return None
     return tuple(tuple(str(getattr(part, "name", part)) for part in stage) for stage in value)

@@ -109,10 +109,12 @@ def pipeline_layout_holds_the_model(f: Facts) -> Broken | None:
 
 def deepseek_v3_has_a_layout(f: Facts) -> Broken | None:
     """DeepSeek-V3's 61 layers fit no even pipeline: Bridge has layouts for (pp, vpp) of (1, 1), (4, 1), (8, 1), (4,
-    2), (16, 1), (8, 2) and (4, 4), and none for other pairs."""
+    2), (16, 1), (8, 2) and (4, 4), and none for other pairs; other pairs need one that is set, or uneven ends."""
     layout, model = f.layout, f.model
     known = model.family == "deepseek_v3" and model.layers == DEEPSEEK_V3_LAYERS
-    if not known or layout.stages is not None or (layout.pp, layout.chunks) in DEEPSEEK_V3_PAIRS:
+    divided = (layout.stages, layout.first_stage_layers, layout.last_stage_layers)
+    counted = layout.embedding_counts or layout.loss_counts
+    if not known or counted or any(divided) or (layout.pp, layout.chunks) in DEEPSEEK_V3_PAIRS:
         return None
     near = sorted(DEEPSEEK_V3_PAIRS, key=lambda pair: abs(pair[0] * pair[1] - layout.pp * layout.chunks))[:3]
     return Broken(

@@ -34,7 +34,11 @@ QK_NORM = frozenset(
 # What their layers have that others lack, or the reverse, as Bridge's converters set it up.
 UNGATED = frozenset(("nemotron", "nemotron_h"))  # feed-forward layers
 BIASED = frozenset(("gpt_oss",))  # all linear layers
+UNBIASED = frozenset(("deepseek_v2", "falcon_h1", "nemotron"))  # whatever `mlp_bias` says
 QKV_BIASED = frozenset(("qwen2",))
+QKV_UNBIASED = frozenset(
+    ("gemma4_text", "gpt_oss", "qwen3", "qwen3_moe", "qwen3_next")
+)  # whatever `attention_bias` says
 LAYER_NORM = frozenset(("nemotron",))  # with a bias, instead of RMSNorm
 
 # Families whose converter in Bridge fuses the activation of the feed-forward layers.
@@ -96,6 +100,18 @@ def count_parameters(hf_config: Config) -> int:
 
 def has_qk_norm(hf_config: Config) -> bool:
     return bool(hf_config.get("use_qk_norm") or hf_config.get("model_type") in QK_NORM)
+
+
+def has_bias(hf_config: Config) -> bool:
+    """Whether all linear layers have biases in Megatron."""
+    family = hf_config.get("model_type")
+    return family in BIASED or (bool(hf_config.get("mlp_bias")) and family not in UNBIASED)
+
+
+def has_qkv_bias(hf_config: Config) -> bool:
+    """Whether queries, keys and values have biases in Megatron."""
+    family = hf_config.get("model_type")
+    return family in QKV_BIASED or (bool(hf_config.get("attention_bias")) and family not in QKV_UNBIASED)
 
 
 def is_wholly_rotary(hf_config: Config) -> bool:

@@ -16,7 +16,7 @@ from megaboa.launch.nsys import has_nsys
 from megaboa.layout import DENSE, Layout
 from megaboa.paths import ExperimentFolder
 from megaboa.plan import families, tasks
-from megaboa.plan.families import has_qk_norm, is_wholly_rotary, with_defaults
+from megaboa.plan.families import has_bias, has_qk_norm, has_qkv_bias, is_wholly_rotary, with_defaults
 from megaboa.plan.plan import Run
 from megaboa.plan.quantities import Quantities
 from megaboa.records import Preflight, RunCheck, Tree, read_if_there
@@ -175,8 +175,8 @@ def _model(hf_config: Tree | None, tokenizer_vocab: int | None, pretrained: bool
         rotary=1.0 if is_wholly_rotary(c) else None,
         tied=tied,
         gated=family not in families.UNGATED,
-        bias=family in families.BIASED,
-        qkv_bias=family in families.QKV_BIASED,
+        bias=has_bias(c),
+        qkv_bias=has_qkv_bias(c),
         norm_bias=family in families.LAYER_NORM,
         qk_norm=has_qk_norm(c),
         **_experts(c),
@@ -186,6 +186,7 @@ def _model(hf_config: Tree | None, tokenizer_vocab: int | None, pretrained: bool
         qk_head_dim=c.get("qk_nope_head_dim"),
         qk_position_dim=c.get("qk_rope_head_dim"),
         v_head_dim=c.get("v_head_dim"),
+        mtp_layers=c.get("num_nextn_predict_layers") or c.get("mtp_num_hidden_layers") or 0,
         tokenizer_vocab=tokenizer_vocab,
         pretrained=pretrained,
         source_tied=tied if pretrained else None,

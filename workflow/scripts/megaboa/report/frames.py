@@ -38,9 +38,9 @@ class Frames:
         unset: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
         self._runs = list(runs)
-        self._values = values or {}
+        self._values = _with_named_blends(values or {})
         self._predicted = predicted or {}
-        self._unset = unset or {}
+        self._unset = _with_named_blends(unset or {})
 
     def of(self, figure: Figure) -> pd.DataFrame:
         """The rows and columns that a figure shows, with the name of the run."""
@@ -267,12 +267,20 @@ def _numbers(column: pd.Series) -> pd.Series:
     return numbers if numbers.notna().sum() == known.notna().sum() else column.map(text)
 
 
+def _with_named_blends(values: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Blends by their names in plan.tsv, so that `wiki` and `{wiki: 1.0}` are the same."""
+
+    def shown(key: str, value: Any) -> Any:
+        is_blend = key == "data.blend" or key.startswith("data.blend_per_split.")
+        return blends.named(value) if is_blend and isinstance(value, Mapping) else value
+
+    return {run: {key: shown(key, value) for key, value in own.items()} for run, own in values.items()}
+
+
 def text(value: Any) -> str:
     """A value as in plan.tsv and in a YAML file; whole numbers without a decimal point."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float):
         return f"{value:.10g}"
-    if isinstance(value, dict) and value and all(isinstance(weight, int | float) for weight in value.values()):
-        return blends.named(value)
     return str(value)
