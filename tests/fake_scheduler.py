@@ -162,7 +162,7 @@ class Tower:
     def options_problem(self, options):
         return None
 
-    def settings_problem(self, settings, rules):
+    def settings_problem(self, settings, jobs):
         return None
 
     def excesses(self, asked):

@@ -38,11 +38,25 @@ def test_what_starts_no_ranks_needs_no_nodes():
 def test_a_call_ends_where_no_node_suffices_and_warns_where_somebody_may_lift_a_limit(capsys):
     nodes = Excess("resources.nodes", "4", "partition gpu has 3 nodes", "lower it")
     limit = Excess("resources.runtime", "60 minutes", "partition short allows 2 minutes", "shorten it", certain=False)
-    require_grants(SimpleNamespace(excesses=lambda runs: {limit: runs}), ["a", "b"])
+    require_grants(SimpleNamespace(excesses=lambda runs: {limit: runs}), ["a", "b"], keep_going=False)
     said = "resources.runtime is 60 minutes, and partition short allows 2 minutes: shorten it (runs a, b)"
     assert f"warning: {said}" in capsys.readouterr().err
     with pytest.raises(SystemExit, match=r"^resources.nodes is 4, .* 3 nodes: lower it \(run a\); what comes before"):
-        require_grants(SimpleNamespace(excesses=lambda runs: {limit: ["b"], nodes: ["a"]}), ["a", "b"])
+        require_grants(SimpleNamespace(excesses=lambda runs: {limit: ["a"], nodes: ["a"]}), ["a"], keep_going=True)
+
+
+def test_a_run_that_no_node_suffices_for_keeps_no_other_from_being_trained(capsys):
+    nodes = Excess("resources.nodes", "4", "partition gpu has 3 nodes", "lower it")
+    cores = Excess("resources.cpus_per_rank times gpus_per_node", "9", "no node has more than 8", "lower it")
+    asked = SimpleNamespace(excesses=lambda runs: {nodes: ["a"], cores: ["b"]})
+    require_grants(asked, ["a", "b", "c"], keep_going=True)
+    said = capsys.readouterr().err
+    assert "warning: resources.nodes is 4, and partition gpu has 3 nodes: lower it (run a)" in said
+    assert said.endswith("SLURM refuses these jobs, or never starts them; the other runs are trained\n")
+    with pytest.raises(SystemExit, match=r"\(run b\); --keep-going trains the other runs; what comes before"):
+        require_grants(asked, ["a", "b", "c"], keep_going=False)
+    with pytest.raises(SystemExit, match=r"\(run b\); what comes before"):
+        require_grants(asked, ["a", "b"], keep_going=True)
 
 
 class Job:

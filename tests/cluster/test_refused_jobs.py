@@ -25,8 +25,9 @@ RUNS = {
     "hour": f"{LONG}, resources.partition: short, resources.runtime: 1h",
     "feature": f"{LONG}, resources.constraint: nope",
     "second": LONG,
+    "fine": LONG,
 }
-NEVER = ("many", "cores", "gigabytes", "partition")
+NEVER = ("many", "cores", "gigabytes")
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +65,19 @@ def test_the_plan_warns_of_what_the_cluster_grants_no_job(faults):
 def test_a_call_submits_nothing_that_no_node_has(faults, run):
     said = faults.clone.snakemake(target(run), "--configfile", faults.config, code=1)
     assert f"(run {run}); what comes before training can be made already" in said and "submitted" not in said
+
+
+def test_a_partition_that_is_not_there_is_left_to_slurm_as_a_plugin_may_replace_its_name(faults):
+    said = faults.clone.snakemake(target("partition"), "--configfile", faults.config, code=1)
+    assert "warning: resources.partition is nope" in said and "sbatch" in said
+
+
+def test_a_run_that_is_too_large_keeps_no_other_from_being_trained(faults):
+    call = faults.start("many", "fine")
+    faults.wait_for_steps("fine", 1)
+    assert "or never starts them; the other runs are trained" in faults.clone.output()
+    faults.lab.run(["scancel", faults.job("fine")])
+    faults.stop("fine", call)
 
 
 def test_job_arrays_of_jobs_that_start_ranks_are_refused(faults):

@@ -67,6 +67,8 @@ def test_what_the_cluster_grants_no_job_is_told_of_all_runs_alike(plan_of, monke
     assert asked[0] == Request(Where("gpu", "lab"), nodes=2, cores=12, mem_mb=40000, seconds=7200, gpus=4)
     whole = jobs(plan, {**PROFILE, "gpu_option": "exclusive"})
     assert whole.request("wide").gpus == 0, "there SLURM knows of no GPUs"
+    for name in ("cluster", "clusters", "slurm_cluster"):
+        assert jobs(plan, {**PROFILE, name: "other"}).request("wide").where == Where("gpu", "lab", cluster="other")
     assert jobs(plan).excesses(["wide"]) == {} and len(asked) == 2, "this machine has no partitions"
 
     def silent(requests):

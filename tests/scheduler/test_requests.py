@@ -42,7 +42,7 @@ def test_every_key_that_a_refusal_names_exists():
 OPTIONS = ("-C", "--qos", "-p", "--account", "--time", "--nodes", "--ntasks", "--cpus-per-task", "--mem")
 
 
-ARRAYS = {"train": {"mpi": "srun"}, "index": {"mem_mb": 1}}
+ARRAYS = [("train", {"mpi": "srun"}), ("index", {"mem_mb": 1})] * 2
 
 
 @pytest.mark.parametrize(
@@ -60,6 +60,12 @@ def test_job_arrays_of_jobs_that_start_ranks_are_refused(asked, rest):
     problem = settings_problem(SimpleNamespace(array_jobs=asked), ARRAYS)
     assert (problem is None) == (rest is None)
     assert rest is None or (problem.endswith(rest) and "jobs of train start ranks" in problem)
+
+
+def test_a_single_job_is_submitted_without_an_array():
+    settings = SimpleNamespace(array_jobs="all")
+    assert settings_problem(settings, ARRAYS[:2]) is None
+    assert "jobs of train start ranks" in settings_problem(settings, [*ARRAYS, ("import_model", {"mpi": "srun"})])
 
 
 def test_an_executor_without_such_settings_is_fine():

@@ -83,7 +83,8 @@ def begin(
     jobs = [job for job in workflow.dag.needrun_jobs() if job.rule.name in {train, *others}]
     require_cluster(plan, executor, {job.wildcards.get("run") for job in jobs})
     require_gpus(loaded, executor, bool(jobs))
-    require_grants(asked, [job.wildcards.run for job in jobs if job.rule.name == train])
+    trained = [job.wildcards.run for job in jobs if job.rule.name == train]
+    require_grants(asked, trained, workflow.execution_settings.keep_going)
     if ahead := from_the_future(workflow.dag, workflow.dag.needrun_jobs()):
         sys.exit("\n".join(ahead))
     for line in outlooks(plan, workflow.dag, jobs, train, restarted):
@@ -125,22 +126,29 @@ def require_cluster(plan: Plan, executor: str, starting: Collection[str]) -> Non
 
 def require_settings(workflow: Any) -> None:
     """Exit if settings of the executor keep jobs of this call from starting their ranks."""
-    rules = {job.rule.name: job.rule.resources for job in workflow.dag.needrun_jobs()}
-    if problem := cluster().settings_problem(workflow.executor_settings, rules):
+    jobs = [(job.rule.name, job.rule.resources) for job in workflow.dag.needrun_jobs()]
+    if problem := cluster().settings_problem(workflow.executor_settings, jobs):
         sys.exit(problem)
 
 
-def require_grants(asked: JobResources, trained: Collection[str]) -> None:
-    """Exit if the cluster has no nodes for a run that this call trains: its job would be refused or wait for ever.
+def require_grants(asked: JobResources, trained: Collection[str], keep_going: bool) -> None:
+    """Exit if the cluster has no nodes for the runs that this call trains: their jobs would be refused or wait for
+    ever. With `keep_going`, runs that can start are trained all the same.
 
-    A limit that somebody may have lifted for this user is only told.
+    Limits that a QOS may lift, and names that a plugin of SLURM may replace, are only warned about.
     """
     found = asked.excesses(trained)
-    for line in _warnings({one: runs for one, runs in found.items() if not one.certain}):
+    certain = {one: runs for one, runs in found.items() if one.certain}
+    others = {*trained}.difference(*certain.values())
+    ends = bool(certain) and not (keep_going and others)
+    for line in _warnings({one: runs for one, runs in found.items() if one not in certain} if ends else found):
         say(line)
-    if certain := [f"{one} ({some(runs)})" for one, runs in found.items() if one.certain]:
-        before = "; what comes before training can be made already (`snakemake preflight`, `data`, `import`)"
-        sys.exit("\n".join(certain) + before)
+    if ends:
+        rest = "; --keep-going trains the other runs" if others else ""
+        before = "what comes before training can be made already (`snakemake preflight`, `data`, `import`)"
+        sys.exit("\n".join(f"{one} ({some(runs)})" for one, runs in certain.items()) + f"{rest}; {before}")
+    if certain:
+        say(f"{cluster().name} refuses these jobs, or never starts them; the other runs are trained")
 
 
 def out_of_reach(asked: JobResources, jobs: Iterable[Any], train: str) -> list[str]:

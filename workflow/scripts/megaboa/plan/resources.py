@@ -6,6 +6,7 @@ Values that depend on a run or a model are functions of the job's wildcards.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import replace
 from typing import Any
 
 from megaboa.config.models.resources import Resources
@@ -83,7 +84,8 @@ class JobResources:
         if not runs or not self.shared.on_cluster:
             return {}
         alike: dict[Request, list[str]] = {}
-        for run in (name for name in self.shared.runs if name in {*runs}):  # in the order of the plan
+        wanted = {*runs}
+        for run in (name for name in self.shared.runs if name in wanted):  # in the order of the plan
             alike.setdefault(self.request(run), []).append(run)
         try:
             found = cluster().excesses(list(alike))
@@ -194,11 +196,12 @@ class JobResources:
 
         def where(wildcards: Any) -> Where:
             own = self.of(run_of(wildcards))
-            return Where(
-                own.partition or usual.partition,
-                own.account or usual.account,
-                own.constraint or usual.constraint,
-                own.qos or usual.qos,
+            return replace(
+                usual,
+                partition=own.partition or usual.partition,
+                account=own.account or usual.account,
+                constraint=own.constraint or usual.constraint,
+                qos=own.qos or usual.qos,
             )
 
         return where

@@ -68,6 +68,7 @@ class Where:
     account: str | None
     constraint: str | None = None  # features that its nodes must have
     qos: str | None = None
+    cluster: str | None = None  # another cluster that the job is submitted to
 
 
 @dataclass(frozen=True)

@@ -214,10 +214,10 @@ class Scheduler(Protocol):
     def options_problem(self, options: str) -> str | None:
         """What the user's options set although keys of the experiment must set it, if anything."""
 
-    def settings_problem(self, settings: Any, rules: Mapping[str, Collection[str]]) -> str | None:
+    def settings_problem(self, settings: Any, jobs: Iterable[tuple[str, Collection[str]]]) -> str | None:
         """What in the settings of Snakemake's executor keeps jobs from starting their ranks, if anything.
 
-        `rules`: the resources of each rule's jobs.
+        `jobs`: the rule and the resources of each job of the call.
         """
 
     def excesses(self, asked: Sequence[Request]) -> list[list[Excess]]:

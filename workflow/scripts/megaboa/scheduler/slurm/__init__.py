@@ -45,8 +45,8 @@ class Slurm:
     def ask_once(self) -> None:
         queries.ask_once()
 
-    def settings_problem(self, settings: Any, rules: Mapping[str, Collection[str]]) -> str | None:
-        return requests.settings_problem(settings, rules)
+    def settings_problem(self, settings: Any, jobs: Iterable[tuple[str, Collection[str]]]) -> str | None:
+        return requests.settings_problem(settings, jobs)
 
     def excesses(self, asked: Sequence[Request]) -> list[list[Excess]]:
         return limits.excesses(asked)

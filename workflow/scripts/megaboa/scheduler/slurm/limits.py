@@ -1,4 +1,4 @@
-"""What a partition grants no job: more than its nodes have, or than its limits allow."""
+"""Limits of a partition: the size of its nodes, and what it lets a job have."""
 
 from __future__ import annotations
 
@@ -10,20 +10,32 @@ from megaboa.formats import counted
 from megaboa.scheduler.answers import Excess, Request
 from megaboa.scheduler.slurm import queries
 
-_GPUS = re.compile(r"(?:^|,)gpu:(?:[^:(,]+:)?(\d+)")
+# gpu, gpu:8, gpu:h100:8(S:0-1) or gpu:h100:no_consume:8
+_GPUS = re.compile(r"(?:^|,)gpu(?::[^:(,]+)*?(?::(\d+))?(?=[(,]|$)")
 _TIME = re.compile(r"(?:(\d+)-)?(\d+):(\d+):(\d+)")
 ELSEWHERE = "resources.partition"
+CORES = "resources.cpus_per_rank times gpus_per_node"
+MEMORY = "resources.mem_mb_per_rank times gpus_per_node"
+
+
+@dataclass(frozen=True)
+class Largest:
+    """The most that any node of a partition has."""
+
+    cores: int
+    mem_mb: int
+    gpus: int
 
 
 @dataclass(frozen=True)
 class Partition:
-    """`nodes` and what the largest node has; 0 if sinfo shows no nodes. The rest: limits of a job, None without one."""
+    """`nodes`: 0 if they come and go. `most_...`: a job's limits, or None; cores and memory are those of a node."""
 
     name: str
     nodes: int = 0
-    cores: int = 0
-    mem_mb: int = 0
-    gpus: int = 0
+    largest: Largest | None = None  # None unless all nodes are known
+    most_cores: int | None = None
+    most_mem_mb: int | None = None
     most_nodes: int | None = None
     most_seconds: int | None = None
 
@@ -41,7 +53,11 @@ def read() -> dict[str, Partition]:
 
 
 def parse(rules: str, nodes: str) -> dict[str, Partition]:
-    """From scontrol's line for each partition, and sinfo's for each kind of node in it."""
+    """From scontrol's line for each partition, and sinfo's for each kind of node in it.
+
+    sinfo leaves out cloud nodes that are powered down (without `PrivateData=cloud`), which SLURM starts for a job:
+    scontrol counts them too, but says nothing about their size.
+    """
     rows = [line.split("|", 4) for line in nodes.splitlines() if line.count("|") >= 4]
     kinds = [(name, *map(int, numbers), gres) for name, *numbers, gres in rows if all(map(str.isdigit, numbers))]
     found = {}
@@ -49,45 +65,66 @@ def parse(rules: str, nodes: str) -> dict[str, Partition]:
         field = queries.fields(line)
         if name := field.get("PartitionName"):
             own = [kind for kind in kinds if kind[0] == name]
-            most = field.get("MaxNodes", "")
+            listed = sum(count for _, count, *_ in own)
+            nodes = max(_number(field.get("TotalNodes")) or 0, listed)
+            largest = _largest([kind[2:] for kind in own]) if own and listed == nodes else None
+            most_cores = _number(field.get("MaxCPUsPerNode"))
             found[name] = Partition(
                 name,
-                nodes=sum(count for _, count, *_ in own),
-                cores=max((cores for _, _, cores, *_ in own), default=0),
-                mem_mb=max((mem for *_, mem, _ in own), default=0),
-                gpus=max((sum(map(int, _GPUS.findall(gres))) for *_, gres in own), default=0),
-                most_nodes=int(most) if most.isdigit() else None,
+                nodes=nodes,
+                largest=largest,
+                most_cores=most_cores,
+                most_mem_mb=_most_memory(field, most_cores or (largest and largest.cores)),
+                most_nodes=_number(field.get("MaxNodes")),
                 most_seconds=_seconds(field.get("MaxTime", "")),
             )
     return found
 
 
+def _largest(kinds: Sequence[tuple[int, int, str]]) -> Largest:
+    cores, memory, gres = zip(*kinds, strict=True)
+    gpus = (sum(int(number or 1) for number in _GPUS.findall(one)) for one in gres)
+    return Largest(max(cores), max(memory), max(gpus))
+
+
+def _most_memory(field: Mapping[str, str], cores: int | None) -> int | None:
+    """A limit for each processor is one for the node's, as SLURM gives a job more of them for its memory."""
+    if (whole := _number(field.get("MaxMemPerNode"))) is not None:
+        return whole
+    each = _number(field.get("MaxMemPerCPU"))
+    return each * cores if each is not None and cores else None
+
+
 def of_request(asked: Request, known: Mapping[str, Partition]) -> list[Excess]:
-    """A request that names several partitions is granted by any of them."""
+    """A request that names several partitions is granted by any of them. Of another cluster nothing is known here."""
     names = [name for name in (asked.where.partition or "").split(",") if name]
-    if not names or not known:  # the default partition, or nothing to compare with
+    if asked.where.cluster or not names or not known:  # not names: the default partition
         return []
     if unknown := [name for name in names if name not in known]:
         there = f"SLURM has {', '.join(sorted(known))}"
-        return [Excess(ELSEWHERE, ", ".join(unknown), there, "take one of these, or correct it in the profile")]
+        remedy = "take one of these, or correct it in the profile"
+        # A job_submit plugin may replace the name.
+        return [Excess(ELSEWHERE, ", ".join(unknown), there, remedy, certain=False)]
     found = [list(_of_partition(asked, known[name])) for name in names]
-    return min(found, key=len)
+    return min(found, key=lambda each: (any(one.certain for one in each), len(each)))
 
 
 def _of_partition(asked: Request, there: Partition) -> Iterator[Excess]:
     other = f"lower it, or take another partition ({ELSEWHERE})"
     name = f"partition {there.name}"
-    if there.nodes:
-        has = f"{name} has {counted(there.nodes, 'node')}"
-        if asked.nodes > there.nodes:
-            yield Excess("resources.nodes", _nodes(asked), has, other)
-        for key, wanted, most, unit in (
-            ("resources.cpus_per_rank times gpus_per_node", asked.cores, there.cores, "processors"),
-            ("resources.mem_mb_per_rank times gpus_per_node", asked.mem_mb, there.mem_mb, "MB"),
-            ("resources.gpus_per_node", asked.gpus, there.gpus, "GPUs"),
-        ):
-            if wanted > most:
-                yield Excess(key, str(wanted), f"no node of {name} has more than {most} {unit}", other)
+    if there.nodes and asked.nodes > there.nodes:
+        yield Excess("resources.nodes", _nodes(asked), f"{name} has {counted(there.nodes, 'node')}", other)
+    has = there.largest
+    for key, wanted, most, limit, unit in (
+        (CORES, asked.cores, has and has.cores, there.most_cores, "processors"),
+        (MEMORY, asked.mem_mb, has and has.mem_mb, there.most_mem_mb, "MB"),
+        ("resources.gpus_per_node", asked.gpus, has and has.gpus, None, "GPUs"),
+    ):
+        if most is not None and wanted > most:
+            yield Excess(key, str(wanted), f"no node of {name} has more than {most} {unit}", other)
+        elif limit is not None and wanted > limit:
+            allowed = f"{name} lets a job have {limit} {unit} on a node"
+            yield Excess(key, str(wanted), allowed, other, certain=False)
     if there.most_nodes is not None and there.nodes >= asked.nodes > there.most_nodes:
         limit = f"{name} lets a job have {there.most_nodes}, unless a QOS says otherwise"
         yield Excess("resources.nodes", _nodes(asked), limit, other, certain=False)
@@ -105,6 +142,10 @@ def _nodes(asked: Request) -> str:
 def _runtime(seconds: int) -> str:
     """As `resources.runtime` takes it."""
     return f"{seconds // 3600}h" if seconds % 3600 == 0 else f"{seconds // 60}m"
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text and text.isdigit() else None  # not UNLIMITED
 
 
 def _seconds(text: str) -> int | None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Collection, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from megaboa.errors import InputError
@@ -31,6 +32,7 @@ _FIXED = frozenset(
     {"-J", "--job-name", "-o", "--output", "-e", "--error", "-D", "--workdir", "--parsable", "--export", "--comment"}
     | {"-M", "--clusters"}
 )
+_CLUSTERS = ("cluster", "clusters", "slurm_cluster")  # names that the executor knows for it
 _KEYS = {option: key for key, options in _SET.items() for option in options}
 _TASKS = re.compile(r"--(?:ntasks-per-node|gpus-per-node|tasks-per-node)[= ](?:\w+:)*(\d+)")
 
@@ -119,11 +121,15 @@ def options_problem(options: str) -> str | None:
     return None
 
 
-def settings_problem(settings: Any, rules: Mapping[str, Collection[str]]) -> str | None:
-    """Job arrays of jobs that start ranks: with `mpi` the plugin doesn't look up which job a task of an array is."""
+def settings_problem(settings: Any, jobs: Iterable[tuple[str, Collection[str]]]) -> str | None:
+    """Job arrays of jobs that start ranks: with `mpi` the plugin doesn't look up which job a task of an array is.
+
+    A rule's only job is submitted without an array.
+    """
     asked = getattr(settings, "array_jobs", None)
     chosen = {name.strip() for name in (asked or "").replace(";", ",").split(",")} - {""}
-    ours = [name for name, resources in rules.items() if "mpi" in resources and chosen & {name, "all"}]
+    counts = Counter(name for name, resources in jobs if "mpi" in resources and chosen & {name, "all"})
+    ours = [name for name, count in counts.items() if count > 1]
     if not ours:
         return None
     rest = "name the other rules instead of `all`" if "all" in chosen else "leave them out"
@@ -135,7 +141,8 @@ def settings_problem(settings: Any, rules: Mapping[str, Collection[str]]) -> str
 
 def where(profile: Mapping[str, str]) -> Where:
     names = ("gpu_partition", "slurm_account", "constraint", "qos")
-    return Where(*(profile.get(name) for name in names))
+    another = next(filter(None, map(profile.get, _CLUSTERS)), None)
+    return Where(*(profile.get(name) for name in names), cluster=another)
 
 
 def _tasks(size: Size) -> int:
