@@ -12,6 +12,7 @@ from megaboa.calls import ending
 from megaboa.calls.ending import conclude, concluding
 from megaboa.config.models.resources import Launch
 from megaboa.files import write_json, write_text
+from megaboa.scheduler.slurm import queries
 
 
 def judged(results, *failed, state="PASS", **more):
@@ -209,6 +210,22 @@ def test_what_slurm_has_no_job_of_is_not_said_to_go_on(ended, fake_command, caps
     fake_command("squeue", "true")
     ending.print_failures(results, {"mine"})
     assert last.pop() == "mine stopped at step 3 of 30, nothing was saved; the same call starts it again from step 0"
+
+
+def test_a_controller_that_does_not_answer_is_asked_once_at_the_end(ended, fake_command, monkeypatch, tmp_path, capfd):
+    results, last = ended
+    monkeypatch.setattr(queries, "SLOW_SECONDS", 0.1)
+    for name in ("squeue", "scontrol"):
+        fake_command(name, f"echo >>{tmp_path}/asked; sleep 0.3; echo 'Unable to contact slurm controller' >&2; exit 1")
+    for run in ("mine", "theirs"):
+        store = (results / "runs" / run / "attempts.jsonl").resolve().parent
+        write_text(store / "attempts.jsonl", f"{json.dumps(start_event(1, job='12', host='n1', nodes=['n1']))}\n")
+        claim = {"host": "n1", "pid": 1, "job": "12", "restarts": 0, "time": 0}
+        write_json(store / "claims" / "000001.json", claim)
+    ending.print_failures(results, {"mine", "theirs"})
+    assert (tmp_path / "asked").read_text().count("\n") == 1
+    assert "SLURM has not answered for 0.1 s (squeue)" in capfd.readouterr().err
+    assert "mine has not ended yet" in last.pop()
 
 
 def test_a_run_that_may_not_be_read_is_named_at_the_end_without_a_traceback(ended, capsys):

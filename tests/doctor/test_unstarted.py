@@ -1,5 +1,7 @@
 """Why a run has not begun, from the queue and from the logs of Snakemake's calls, in its own words."""
 
+from pathlib import Path
+
 import pytest
 from fake_runs import FakeExperiment
 
@@ -93,6 +95,21 @@ def test_the_last_call_for_the_run_counts(experiment):
     assert len(of(experiment, "small")) == 4, "a later call for something else changes nothing"
     call("081521", RULE.format(run="small"))
     assert of(experiment, "small") == ["small: has not begun"]
+
+
+def test_a_log_is_read_once_for_all_runs_and_only_if_a_run_needs_it(experiment, monkeypatch):
+    call("061521", RULE.format(run="small"))
+    call("071521", RULE.format(run="other"), ERROR.format(run="other", message=REFUSED, own=""))
+    call("081521", RULE.format(run="small"), ERROR.format(run="small", message=REFUSED, own=""))
+    reads, listings = [], []
+    read, calls = unstarted.Calls._read, unstarted.Calls(experiment.results)
+    monkeypatch.setattr(unstarted.Calls, "_read", lambda self, path: (reads.append(path.name), read(self, path)))
+    glob = Path.glob
+    monkeypatch.setattr(Path, "glob", lambda path, *words: (listings.append(path), glob(path, *words))[1])
+    for run, times in (("small", ["08"]), ("other", ["08", "07"]), ("small", ["08", "07"])):
+        assert len(examine.run(RunFolder(experiment.results / "runs" / run), None, (), calls)) == 4
+        assert [name[11:13] for name in reads] == times
+    assert len(listings) == 1
 
 
 def test_another_experiment_with_a_run_of_the_same_name_is_not_meant(experiment):

@@ -19,6 +19,7 @@ from megaboa.observe import status
 from megaboa.observe.queue import read_queue
 from megaboa.paths import ExperimentFolder
 from megaboa.records import Checks, Fault, read
+from megaboa.scheduler.registry import cluster
 
 _interrupted: list[int] = []
 ANSWER = b"Ctrl-C again: the call is ending already, as soon as its runs have saved; once more ends it at once\n"
@@ -105,7 +106,8 @@ def print_failures(results: str | Path, trained: Collection[str]) -> None:
     """Print which runs and other jobs failed, what is available without them, and where runs stopped, of those that
     this call trains."""
     if not lock.is_elsewhere() and ExperimentFolder(Path(results)).plan.exists():
-        # Without the queue a run whose job has gave up unrecorded would still be trained.
+        cluster().ask_once()  # nothing more is submitted
+        # By its ledger alone, a run whose job could not record its end is still trained.
         missing = status.missing(Path(results), read_queue())
         for line in status.failed(Path(results).name, missing):
             say(line)

@@ -60,12 +60,13 @@ def experiment(
     folder = ExperimentFolder(results)
     found = read_if_there(Preflight, folder.preflight)
     known = found.runs if found else {}
+    calls = unstarted.Calls(results)
     lines = [f"{one}: left out of the plan" for one in read(ReportSpec, folder.specs.report).invalid]
     lines += failed_stages.failed(results, only=only)
     for name in [only] if only else read(RunsSpec, folder.specs.runs).runs:
         facts = known[name].facts if name in known else None
         try:
-            lines += run(folder.run(name), from_json(facts) if facts else None, jobs.get(name, ()))
+            lines += run(folder.run(name), from_json(facts) if facts else None, jobs.get(name, ()), calls)
         except InputError as error:  # a damaged file of this run; the others are explained all the same
             lines.append(f"{name}: {error}")
         except PermissionError as error:
@@ -91,7 +92,10 @@ def _failed_attempts(folder: RunFolder) -> list[str]:
     return lines
 
 
-def run(folder: RunFolder, facts: Facts | None, jobs: Sequence[QueuedJob] = ()) -> list[str]:
+def run(
+    folder: RunFolder, facts: Facts | None, jobs: Sequence[QueuedJob] = (), calls: unstarted.Calls | None = None
+) -> list[str]:
+    """The findings of a run, as lines. `calls`: one for all runs that are asked about."""
     if gone := without_store(folder):
         return [f"{folder.name}: {gone}"]
     if is_trained(folder):  # otherwise the summary describes the run as it was configured earlier
@@ -99,7 +103,7 @@ def run(folder: RunFolder, facts: Facts | None, jobs: Sequence[QueuedJob] = ()) 
         return _of_summary(folder, summary, facts) if summary else []
     store = _store(folder)
     if store is None:
-        return unstarted.told(folder, jobs)
+        return unstarted.told(folder, jobs, calls or unstarted.Calls(folder.experiment_folder.path))
     entries = read_ledger(store.ledger)
     if begun := ledger.open_attempt(entries):
         lost = claims.is_held(store.claims) is False

@@ -40,13 +40,43 @@ class Error:
     logs: tuple[Path, ...]
 
 
-def told(folder: RunFolder, jobs: Sequence[QueuedJob] = ()) -> list[str]:
+class Calls:
+    """The logs of Snakemake's last calls. Each is read once, for all runs, and only if no later one tells of a run."""
+
+    def __init__(self, results: Path):
+        self._folder = results.absolute().parents[1] / CALLS
+        self._errors: dict[str, Error | None] = {}  # of each run that one of the calls was to train
+
+    def last_error(self, folder: RunFolder) -> Error | None:
+        """The error of the job that trains a run, if its last call ended with one."""
+        name = _name(str(folder.train_manifest))
+        while name not in self._errors and (call := next(self._unread, None)):
+            self._read(call)
+        return self._errors.get(name)
+
+    @functools.cached_property
+    def _unread(self) -> Iterator[Path]:
+        calls = self._folder.glob("*.snakemake.log")
+        return iter(sorted(calls, key=lambda path: path.name, reverse=True)[:NEWEST])  # their names begin with the time
+
+    def _read(self, call: Path) -> None:
+        try:
+            text = call.read_text(encoding="utf-8", errors="replace")
+        except OSError:  # another user's, or removed meanwhile
+            return
+        errors = dict(_errors(call, text))
+        outputs = {name for line in _OUTPUT.findall(text) for name in map(_name, line.split(", "))}
+        for name in outputs:
+            self._errors.setdefault(name, errors.get(name))
+
+
+def told(folder: RunFolder, jobs: Sequence[QueuedJob], calls: Calls) -> list[str]:
     """`jobs`: those of the queue that are for this run."""
     if living := [job for job in jobs if not job.only_ends]:
         job = min(living, key=lambda job: job.waits)
         does = f"waits{f' ({job.reason})' if job.reason else ''}" if job.waits else f"has just started on {job.nodes}"
         return [f"{folder.name}: {HAS_NOT_BEGUN}: its {cluster().name} job {job.id} {does}"]
-    if (error := last_error(folder)) is None:
+    if (error := calls.last_error(folder)) is None:
         return [f"{folder.name}: {HAS_NOT_BEGUN}"]
     own = next((path for path in error.logs[1:] if path.exists()), None)
     found = _found(own) if own else None
@@ -63,14 +93,6 @@ def told(folder: RunFolder, jobs: Sequence[QueuedJob] = ()) -> list[str]:
     ]
 
 
-def last_error(folder: RunFolder) -> Error | None:
-    """The error of the job that trains a run, if its last call ended with one."""
-    calls = (folder.experiment_folder.path.absolute().parents[1] / CALLS).glob("*.snakemake.log")
-    newest = sorted(calls, key=lambda path: path.name, reverse=True)[:NEWEST]  # their names begin with the time
-    sizes = tuple((path, path.stat().st_size) for path in newest)
-    return _errors_in(sizes).get(_name(str(folder.train_manifest)))
-
-
 def _shown(path: Path) -> Path:
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
@@ -78,22 +100,6 @@ def _shown(path: Path) -> Path:
 def _name(output: str) -> str:
     """experiment/runs/run/train.json, wherever the results are."""
     return "/".join(Path(output).parts[-4:])
-
-
-@functools.lru_cache(maxsize=1)  # one reading for all runs; the sizes, because a call may still write
-def _errors_in(calls: tuple[tuple[Path, int], ...]) -> dict[str, Error | None]:
-    """Of each run that one of these calls was to train, newest first: the error of its job in the last of them."""
-    found: dict[str, Error | None] = {}
-    for call, _ in calls:
-        try:
-            text = call.read_text(encoding="utf-8", errors="replace")
-        except OSError:  # another user's, or removed meanwhile
-            continue
-        errors = dict(_errors(call, text))
-        outputs = {name for line in _OUTPUT.findall(text) for name in map(_name, line.split(", "))}
-        for name in outputs:
-            found.setdefault(name, errors.get(name))
-    return found
 
 
 def _errors(call: Path, text: str) -> Iterator[tuple[str, Error]]:
