@@ -102,7 +102,7 @@ def a_new_process_for_slurm(monkeypatch):
     """A command that only looks asks a silent controller once in its process, which tests share."""
     from megaboa.scheduler.slurm import queries
 
-    monkeypatch.setattr(queries, "_manners", queries._Manners())
+    monkeypatch.setattr(queries, "_policy", queries._QueryPolicy())
 
 
 @pytest.fixture

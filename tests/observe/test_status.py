@@ -323,9 +323,19 @@ def test_a_job_that_never_starts_is_shown_with_its_whole_remedy(empty, width):
     empty.plan_run("big")
     console = Console(record=True, width=width, file=io.StringIO())
     remedy = "PartitionNodeLimit: more nodes than the partition lets a job have: lower resources.nodes"
-    run = run_with(empty, job_of("big", state="PENDING", reason=remedy))
+    run = run_with(empty, job_of("big", state="PENDING", reason=remedy, stuck=True))
     console.print(progress_table("tiny", [run], NOW))
     assert f"({remedy})" in " ".join(console.export_text().split())
+
+
+def test_a_reason_with_a_colon_needs_nobody(empty):
+    """The queue says whether a job is stuck; its reason is only shown."""
+    empty.plan_run("big")
+    console = Console(record=True, width=80, file=io.StringIO())
+    reason = "Nodes required: for the job are reserved for jobs in higher priority partitions, or down"
+    run = run_with(empty, job_of("big", state="PENDING", reason=reason))
+    console.print(progress_table("tiny", [run], NOW))
+    assert reason not in " ".join(console.export_text().split())
 
 
 def test_a_failed_run_that_was_submitted_again_is_queued(empty):

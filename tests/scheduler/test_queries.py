@@ -206,7 +206,7 @@ def test_of_an_array_the_jobs_own_record_counts(fake_command, tmp_path):
 @pytest.fixture
 def stopped(fake_command, tmp_path, monkeypatch):
     """A controller that answers nothing for a while; returns the number of questions so far."""
-    monkeypatch.setattr(queries, "_manners", queries._Manners())
+    monkeypatch.setattr(queries, "_policy", queries._QueryPolicy())
     monkeypatch.setattr(queries, "SLOW_SECONDS", 0.2)
     for name in ("squeue", "scontrol", "sacctmgr"):
         fake_command(name, f"echo >>{tmp_path}/asked; sleep 0.4; echo 'Unable to contact slurm controller' >&2; exit 1")
@@ -225,7 +225,7 @@ def test_a_process_that_only_looks_asks_a_silent_controller_once_and_says_so_ear
     with pytest.raises(UnreachableError, match="squeue: Unable to contact"):
         queries.query(["scontrol"])
     assert stopped() == 1 and capfd.readouterr().err == "SLURM has not answered for 0.2 s (squeue); waiting for it\n"
-    queries._manners.silent = (queries._manners.silent[0] - queries.SILENT_SECONDS, "")
+    queries._policy.silent = (queries._policy.silent[0] - queries.SILENT_SECONDS, "")
     ask_thrice("squeue")
     assert stopped() == 2, "after a while it may answer again"
 

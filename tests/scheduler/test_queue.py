@@ -162,7 +162,7 @@ def test_a_run_without_a_job_needs_no_accounts():
 def test_a_job_that_slurm_holds_after_too_many_requeues_waits_and_says_what_to_do():
     """As squeue has it: its user can't release it."""
     (held,) = queue.parse_jobs("3|REQUEUE_HOLD|JobHoldMaxRequeue||N/A|N/A|rule_train_wildcards_second|/home/me")
-    assert held.waits and not held.only_ends
+    assert held.waits and held.stuck and not held.only_ends
     assert held.reason == "JobHoldMaxRequeue: held after too many requeues: scancel 3, then call again"
 
 
@@ -179,17 +179,30 @@ def test_a_job_that_slurm_holds_after_too_many_requeues_waits_and_says_what_to_d
 )
 def test_a_held_job_says_how_it_is_released(reason, told):
     (held,) = queue.parse_jobs(f"3|PENDING|{reason}||N/A|N/A|rule_train_wildcards_second|/home/me")
-    assert held.waits
+    assert held.waits and held.stuck
     assert held.reason == f"{reason.replace('_', ' ')}: {told}"
 
 
 @pytest.mark.parametrize(
-    ("reason", "key"), [("PartitionNodeLimit", "resources.nodes"), ("PartitionTimeLimit", "resources.runtime")]
+    ("reason", "remedy"),
+    [
+        ("PartitionNodeLimit", "lower resources.nodes"),
+        ("PartitionTimeLimit", "lower resources.runtime"),
+        ("PartitionConfig", "lower what is above it"),
+        ("MaxMemPerLimit", "lower resources.mem_mb_per_rank"),
+        ("BadConstraints", "correct resources.constraint if it is set, or ask for less on a node"),
+    ],
 )
-def test_a_job_that_never_starts_says_what_to_change(reason, key):
+def test_a_job_that_never_starts_says_what_to_change(reason, remedy):
     (job,) = queue.parse_jobs(f"3|PENDING|{reason}||N/A|N/A|rule_train_wildcards_second|/home/me")
-    assert job.reason.startswith(f"{reason}: ")
-    assert job.reason.endswith(f": lower {key}, or take another partition; then scancel 3, and call again")
+    assert job.stuck and job.reason.startswith(f"{reason}: ")
+    assert job.reason.endswith(f": {remedy}, or take another partition; then scancel 3, and call again")
+
+
+@pytest.mark.parametrize("reason", ["Priority", "Resources", "None", "Nodes_required:_are_down"])
+def test_a_job_that_starts_by_itself_is_not_stuck(reason):
+    (job,) = queue.parse_jobs(f"3|PENDING|{reason}||N/A|N/A|rule_train_wildcards_second|/home/me")
+    assert not job.stuck
 
 
 def test_an_experiment_that_may_not_be_read_hides_no_job(tmp_path):

@@ -135,7 +135,7 @@ def require_grants(asked: JobResources, trained: Collection[str], keep_going: bo
     """Exit if the cluster has no nodes for the runs that this call trains: their jobs would be refused or wait for
     ever. With `keep_going`, runs that can start are trained all the same.
 
-    Limits that a QOS may lift, and names that a plugin of SLURM may replace, are only warned about.
+    Limits that a QOS may lift, and names that the scheduler may replace, are only warned about.
     """
     found = asked.excesses(trained)
     certain = {one: runs for one, runs in found.items() if one.certain}

@@ -70,7 +70,7 @@ def with_queue(run: Progress, queue: Queue, jobs: Sequence[QueuedJob] = (), hold
     job = min(living.values(), key=lambda job: job.waits)
     known = {"job": job.id, "job_state": job.state, "job_starts": job.starts, "job_ends": job.ends, "detail": None}
     if job.waits:
-        return replace(run, state="queued", nodes=(), job_reason=job.reason, **known)
+        return replace(run, state="queued", nodes=(), job_reason=job.reason, job_stuck=job.stuck, **known)
     nodes = run.nodes if job.id == run.job and run.nodes else (job.nodes,)
     return replace(run, state="running", nodes=nodes, **known)
 

@@ -209,8 +209,8 @@ class ProgressTable:
 
 
 def _needs_somebody(run: Progress) -> bool:
-    """Whether it has stopped, or waits for a reason with a remedy."""
-    return run.state in STOPPED or (run.state == "queued" and ": " in (run.job_reason or ""))
+    """Whether it has stopped, or its job never starts as it is."""
+    return run.state in STOPPED or (run.state == "queued" and run.job_stuck)
 
 
 def event(run: Progress, now: float) -> str:

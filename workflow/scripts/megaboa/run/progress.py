@@ -71,6 +71,7 @@ class Progress:
     goes_on: bool = False  # by the ledger: the run is being trained, or about to be
     job_state: str | None = None  # the scheduler's word for it
     job_reason: str | None = None  # why it waits
+    job_stuck: bool = False  # it never starts unless somebody does what the reason says
     job_starts: float | None = None  # when the scheduler expects that it starts
     job_ends: float | None = None  # when its wall time is used up
     scheduler_silent: bool = False  # it could not be asked

@@ -24,6 +24,7 @@ class QueuedJob:
     waits: bool = False
     only_ends: bool = False  # its processes are gone, or about to be
     reason: str = ""  # why it waits
+    stuck: bool = False  # it never starts unless somebody does what the reason says
     nodes: str = ""
     starts: float | None = None
     ends: float | None = None

@@ -254,7 +254,7 @@ def parse_nodes(text: str) -> list[Node]:
 def query(command: list[str], seconds: float | None = None) -> str | None:
     """A command's output; None if there is no such job."""
     begun = time.monotonic()
-    if command[0] in CONTROLLERS and (silence := _manners.silence(begun)):
+    if command[0] in CONTROLLERS and (silence := _policy.silence(begun)):
         raise UnreachableError(silence)
     try:
         done = _run(command, seconds or QUERY_SECONDS)
@@ -269,8 +269,8 @@ def query(command: list[str], seconds: float | None = None) -> str | None:
 
 
 @dataclass
-class _Manners:
-    """How this process asks."""
+class _QueryPolicy:
+    """How this process queries a controller that may not answer."""
 
     announces: bool = False  # a person waits for its answers
     asks_once: bool = False  # it only looks, so a silent controller is no reason to wait again
@@ -280,34 +280,34 @@ class _Manners:
         return self.silent[1] if self.silent and now - self.silent[0] < SILENT_SECONDS else None
 
 
-_manners = _Manners()
+_policy = _QueryPolicy()
 
 
 def announce_silence() -> None:
     """Say on stderr when an answer takes long: a stopped controller takes up to a minute for each question."""
-    _manners.announces = True
+    _policy.announces = True
 
 
 def ask_once() -> None:
     """Of a process that only looks: after a question without an answer, others aren't asked for a while."""
-    _manners.announces = _manners.asks_once = True
+    _policy.announces = _policy.asks_once = True
 
 
 def asks_once() -> bool:
-    return _manners.asks_once
+    return _policy.asks_once
 
 
 def _unanswered(command: list[str], begun: float, said: str) -> UnreachableError:
     now = time.monotonic()
-    # Who refuses at once costs nothing, and may have been asked wrongly.
-    if _manners.asks_once and command[0] in CONTROLLERS and now - begun >= SLOW_SECONDS:
-        _manners.silent = now, said
+    # Fast errors aren't cached: another question may be answered.
+    if _policy.asks_once and command[0] in CONTROLLERS and now - begun >= SLOW_SECONDS:
+        _policy.silent = now, said
     return UnreachableError(said)
 
 
 def _run(command: list[str], seconds: float) -> subprocess.CompletedProcess[str]:
     """As `subprocess.run`; without a thread, because none can be started when a dry run shows its screen."""
-    early = min(SLOW_SECONDS, seconds) if _manners.announces else seconds
+    early = min(SLOW_SECONDS, seconds) if _policy.announces else seconds
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, text=True, env=environment(), **pipes) as process:
         try:

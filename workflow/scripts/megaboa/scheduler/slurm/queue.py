@@ -36,7 +36,11 @@ _HELD = {
 _NEVER = {
     "PartitionNodeLimit": "more nodes than the partition lets a job have: lower resources.nodes",
     "PartitionTimeLimit": "a longer wall time than the partition allows: lower resources.runtime",
-    "BadConstraints": "no node of the partition has what it asks for: correct resources.constraint",
+    "PartitionConfig": "a limit of the partition, as `scontrol show partition` has them: lower what is above it",
+    "MaxMemPerLimit": "more memory than the partition lets a job have: lower resources.mem_mb_per_rank",
+    # Whether a constraint is set isn't read: features may contain `|`, which separates the columns.
+    "BadConstraints": "no node of the partition has what it asks for: correct resources.constraint if it is set, or "
+    "ask for less on a node",
 }
 # Lifetime of the cached list of jobs, so that it isn't read for each of a thousand runs.
 LIST_SECONDS = 20
@@ -66,6 +70,7 @@ def _job(row: Iterable[str]) -> QueuedJob:
         waits=state in queries.WAITING,
         only_ends=state in _ENDING,
         reason=_told(reason, job),
+        stuck=_plain(reason) in {*_HELD, *_NEVER},
         nodes=nodes,
         starts=queries.moment(starts),
         ends=queries.moment(ends),
@@ -74,8 +79,12 @@ def _job(row: Iterable[str]) -> QueuedJob:
     )
 
 
+def _plain(reason: str) -> str:
+    return "" if reason == "None" else reason.replace("_", " ")  # versions of SLURM differ in this
+
+
 def _told(reason: str, job: str) -> str:
-    reason = "" if reason == "None" else reason.replace("_", " ")  # versions of SLURM differ in this
+    reason = _plain(reason)
     if reason in _NEVER:
         return f"{reason}: {_NEVER[reason]}, or take another partition; then scancel {job}, and call again"
     return f"{reason}: {_HELD[reason].format(job)}" if reason in _HELD else reason
