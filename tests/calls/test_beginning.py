@@ -52,7 +52,7 @@ def test_a_run_that_no_node_suffices_for_keeps_no_other_from_being_trained(capsy
     require_grants(asked, ["a", "b", "c"], keep_going=True)
     said = capsys.readouterr().err
     assert "warning: resources.nodes is 4, and partition gpu has 3 nodes: lower it (run a)" in said
-    assert said.endswith("SLURM refuses these jobs, or never starts them; the other runs are trained\n")
+    assert said.endswith("or never starts them (`megaboa status` shows which wait); the other runs are trained\n")
     with pytest.raises(SystemExit, match=r"\(run b\); --keep-going trains the other runs; what comes before"):
         require_grants(asked, ["a", "b", "c"], keep_going=False)
     with pytest.raises(SystemExit, match=r"\(run b\); what comes before"):

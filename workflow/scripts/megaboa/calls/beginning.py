@@ -148,7 +148,8 @@ def require_grants(asked: JobResources, trained: Collection[str], keep_going: bo
         before = "what comes before training can be made already (`snakemake preflight`, `data`, `import`)"
         sys.exit("\n".join(f"{one} ({some(runs)})" for one, runs in certain.items()) + f"{rest}; {before}")
     if certain:
-        say(f"{cluster().name} refuses these jobs, or never starts them; the other runs are trained")
+        waits = "`megaboa status` shows which wait"
+        say(f"{cluster().name} refuses these jobs, or never starts them ({waits}); the other runs are trained")
 
 
 def out_of_reach(asked: JobResources, jobs: Iterable[Any], train: str) -> list[str]:
