@@ -40,10 +40,15 @@ class Advice:
 
     @property
     def name(self) -> str:
-        """Short name such as `tp2-mbs4-recompute`. Tensor ranks always have sequence parallelism here."""
-        parts = [*words(vars(self.facts.layout)), *(["fsdp"] if self.facts.layout.fsdp != "none" else [])]
-        parts.append(f"mbs{self.facts.training.mbs}")
-        return "-".join([*parts, *(["recompute"] if self.facts.kernels.recompute else [])])
+        """Tensor ranks always have sequence parallelism here."""
+        return name_of(self.facts)
+
+
+def name_of(f: Facts, with_sp: bool = False) -> str:
+    """Short name such as `tp2-sp-mbs4-recompute`; axes of size 1 are left out."""
+    switches = {"sp": with_sp and f.layout.sp, "fsdp": f.layout.fsdp != "none"}
+    parts = [*words(vars(f.layout)), *(name for name, is_on in switches.items() if is_on), f"mbs{f.training.mbs}"]
+    return "-".join([*parts, *(["recompute"] if f.kernels.recompute else [])])
 
 
 def advise(f: Facts, top: int = 8, known: Calibration | None = None) -> list[Advice]:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from megaboa.check import adviser, calibration, fit, memory, speed, table
 from megaboa.check.facts import Facts
 from megaboa.check.memory import GIB
-from megaboa.layout import words
 from megaboa.records import Tree
 
 SHORTEST = {"cuda": 4096, "cpu": 2}  # tokens per context rank: fewer are never worthwhile on GPUs
@@ -23,13 +22,7 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        """Short name such as `tp2-sp-mbs4-recompute`; axes of size 1 are left out."""
-        layout = self.facts.layout
-        parts = words(vars(layout))
-        parts += ["sp"] if layout.sp else []
-        parts += ["fsdp"] if layout.fsdp != "none" else []
-        parts.append(f"mbs{self.facts.training.mbs}")
-        return "-".join([*parts, *(["recompute"] if self.facts.kernels.recompute else [])])
+        return adviser.name_of(self.facts, with_sp=True)
 
 
 def candidates(f: Facts) -> list[Candidate]:
