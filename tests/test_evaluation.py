@@ -1,6 +1,8 @@
 """A command on an exported model: what is collected, and what is said when it fails."""
 
+import contextlib
 import json
+from pathlib import Path
 
 import made
 import pytest
@@ -8,8 +10,9 @@ from pydantic import ValidationError
 
 from megaboa.config.models.outputs import Evaluate
 from megaboa.errors import InputError
-from megaboa.evaluation import evaluate, files_of
-from megaboa.files import file_digest
+from megaboa.evaluation import evaluate, files_of, place
+from megaboa.files import file_digest, write_text
+from megaboa.records import EvaluateSpec
 
 WRITE = "echo '{document}' > {{out}}"
 
@@ -21,7 +24,12 @@ def call(tmp_path):
     model.mkdir()
     (model / "config.json").write_text("{}")
     export = made.export(run="dp1", path=str(model), iteration=4)
-    return lambda command: evaluate(command, export, tmp_path / "store", "tiny")
+
+    def called(command, files=None):
+        spec = EvaluateSpec(command=command, files=files or {})
+        return evaluate(spec, export, tmp_path / "store", tmp_path / "results" / "tiny")
+
+    return called
 
 
 def kept(tmp_path):
@@ -72,15 +80,50 @@ def test_an_edited_script_is_called_again_and_noted(call, tmp_path, monkeypatch)
     assert call(command) == first and len(kept(tmp_path)) == 2
 
 
-def test_a_script_that_changes_during_its_evaluation_is_noted_as_it_was_and_said(call, tmp_path, monkeypatch, capsys):
+def test_of_a_script_that_changes_during_its_evaluation_nothing_is_kept(call, tmp_path, monkeypatch):
+    """Its values would be found by the digest of a version that may not have made them."""
     monkeypatch.chdir(tmp_path)
     script = tmp_path / "score.sh"
     script.write_text("echo 1; echo '# edited' >> score.sh")
-    before = file_digest(script)
-    assert call("sh score.sh {model} > {out}").files == {"score.sh": before}
-    assert (
-        "warning: score.sh changed during the evaluation: the next call will evaluate again" in capsys.readouterr().out
-    )
+    with pytest.raises(InputError, match=r"command: score\.sh changed during the evaluation, .* Nothing of it"):
+        call("sh score.sh {model} > {out}")
+    assert kept(tmp_path) == []
+    script.write_text("echo 2")
+    assert call("sh score.sh {model} > {out}").values == {"value": 2}
+
+
+def test_a_script_that_is_edited_while_another_job_evaluates_is_seen(call, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    script = tmp_path / "score.sh"
+    script.write_text("echo 1")
+
+    @contextlib.contextmanager
+    def building(final):
+        script.write_text("echo 2")
+        yield tmp_path / "never made"
+
+    monkeypatch.setattr("megaboa.evaluation.store.building", building)
+    with pytest.raises(InputError, match=r"score\.sh changed during the evaluation"):
+        call("sh score.sh {model} > {out}")
+
+
+@pytest.mark.parametrize("first", [None, "of a trial by hand"])
+def test_files_that_the_command_itself_writes_are_noted_as_such(call, tmp_path, monkeypatch, capsys, first):
+    """They are in no digest: after the next call they would be others, for ever."""
+    monkeypatch.chdir(tmp_path)
+    write_text("score.sh", 'date +%N >> "$2"; echo x >> calls; echo 1')
+    if first:
+        write_text("my eval.log", first)
+    command = "sh score.sh --log 'my eval.log' {model} > {out}"
+    script = {"score.sh": file_digest("score.sh")}
+    planned = files_of(command, Path("results"))
+    assert planned.keys() == ({*script, "my eval.log"} if first else {*script})
+    made = call(command, planned)
+    assert (made.files, made.written) == (script, ("my eval.log",))
+    said = "warning: evaluate.command: my eval.log changed during the evaluation, so the command writes there"
+    assert (said in capsys.readouterr().err) == bool(first)
+    assert call(command, script) == made, "the plan leaves it out"
+    assert Path("calls").read_text() == "x\n" and [str(path) for path in kept(tmp_path)] == [made.path]
 
 
 def test_which_files_of_a_command_are_the_experiments_own(tmp_path, monkeypatch):
@@ -92,8 +135,49 @@ def test_which_files_of_a_command_are_the_experiments_own(tmp_path, monkeypatch)
     monkeypatch.chdir(folder)
     command = "A=1 .venv/tool && python evals/run.py --tasks='tasks' ../outside.py ../program /bin/ls evals {model}"
     command += f" ~nobody-here/x.py {'x' * 1000} --out={{out}} 2>> run.log | tee -a more.log"
-    assert files_of(command) == {name: file_digest(name) for name in ("evals/run.py", "tasks", "../outside.py")}
-    assert files_of(None) == files_of("true") == {}
+    results = Path("results")
+    wanted = {name: file_digest(name) for name in ("evals/run.py", "tasks", "../outside.py")}
+    assert files_of(command, results) == wanted
+    assert files_of(None, results) == files_of("true", results) == {}
+
+
+def test_quoted_paths_and_variables_are_seen(tmp_path, monkeypatch):
+    folder = tmp_path / "work"
+    for name in ("my eval.py", "a.py", "b.yaml", "c.py", "d e.json", "f.py", "my run.log"):
+        write_text(folder / name, name)
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("PWD", "/elsewhere")
+    monkeypatch.setenv("HERE", str(folder))
+    command = "python \"my eval.py\" $PWD/a.py ${HERE}/b.yaml --tasks='d e.json' {model} > 'my run.log'"
+    command += " && bash -c 'python c.py; python ./f.py {out}'"
+    wanted = ["my eval.py", "$PWD/a.py", "${HERE}/b.yaml", "d e.json", "c.py", "./f.py"]
+    assert list(files_of(command, Path("results"))) == wanted
+    assert [place(name) for name in wanted[1:3]] == [f"{folder}/a.py", f"{folder}/b.yaml"]
+    assert list(files_of("cat <<< it's; python a.py {model} {out}", Path("results"))) == ["a.py"]
+
+
+def test_what_is_below_the_results_is_made_by_other_rules(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_text("results/tiny/report/data/a.tsv", "1")
+    assert files_of("cat results/tiny/report/data/a.tsv {model} {out}", Path("results")) == {}
+
+
+def test_a_file_that_cant_be_read_is_said_and_not_tracked(tmp_path, monkeypatch, capsys):
+    """One file of another user's ended every call, also `snakemake -n`."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.py", "locked.py"):
+        write_text(name, name)
+
+    def digest(path):
+        if Path(path).name == "locked.py":
+            raise PermissionError(13, "Permission denied")
+        return "1"
+
+    monkeypatch.setattr("megaboa.evaluation.file_digest", digest)
+    for _ in range(2):
+        assert files_of("python a.py locked.py {model} {out}", Path("results")) == {"a.py": "1"}
+    said = "warning: evaluate.command: locked.py can't be read (Permission denied): its edits will evaluate nothing\n"
+    assert capsys.readouterr().err == said
 
 
 @pytest.mark.parametrize(

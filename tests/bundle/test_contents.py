@@ -13,7 +13,7 @@ from megaboa.bundle.contents import LARGEST, Asked, collect
 from megaboa.bundle.private import Private
 from megaboa.errors import InputError
 from megaboa.evaluation import files_of
-from megaboa.files import write_json
+from megaboa.files import write_json, write_text
 from megaboa.records import EvaluateSpec, FrozenTokenizer, ImageAsked, SourceFile, Sources, write
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "gpt_tiny.py"
@@ -164,13 +164,30 @@ def test_a_script_that_was_edited_after_its_evaluation_stops_the_bundle(asked, n
     script.write_text("1")
     command = "python score.py {model} {out}"
     write(asked.results / "specs" / "evaluate.json", EvaluateSpec(command=command))
-    write(record, made.evaluation(command=command, files=files_of(command)))
+    write(record, made.evaluation(command=command, files=files_of(command, Path("results"))))
     assert bundled(asked)["score.py"] == b"1"
     script.write_text("2")
     with pytest.raises(InputError, match=rf"^evaluate\.command: score\.py was edited after .*{name} was made with it"):
         bundled(asked)
+    script.unlink()
+    with pytest.raises(InputError, match=rf"^evaluate\.command: score\.py was removed after .*{name} was made with it"):
+        bundled(asked)
+    script.write_text("2")
     write(record, made.evaluation(command=command))
     assert bundled(asked)["score.py"] == b"2"
+
+
+def test_results_that_the_evaluations_command_names_dont_stop_the_bundle(asked):
+    """Their digests were recorded, and compared with none."""
+    made_by_us = asked.results / "report" / "made.json"
+    write_text(made_by_us, "{}")
+    command = f"sh score.sh {made_by_us} {{model}} {{out}}"
+    write_text("score.sh", "1")
+    files = files_of(command, asked.results.parent)
+    assert files.keys() == {"score.sh"}
+    write(asked.results / "runs" / "a" / "evaluation.json", made.evaluation(command=command, files=files))
+    write_text(made_by_us, "[]")
+    assert "bundle.json" in bundled(asked)
 
 
 def test_data_that_is_not_in_it_is_listed(asked, tmp_path):

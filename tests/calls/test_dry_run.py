@@ -34,6 +34,7 @@ def test_why_a_job_runs_in_a_few_words(found, said):
         ({"t/new"}, ["t/a"], ["t/a", "t/new"], "new is new"),
         ({"t/n1", "t/n2", "t/a"}, ["t/a"], ["t/a", "t/n1", "t/n2"], "a changed; n1, n2 are new"),
         (set(), ["t/a", "t/b"], ["t/a"], "b is gone"),
+        (set(), ["t/a", __file__], ["t/a"], "test_dry_run.py is no longer named"),
         ({"preview/run.json"}, ["runs/run.json"], ["preview/run.json"], "run.json changed"),  # of the plan
         ({"t/a"}, None, ["t/a", "t/b"], "a changed"),  # nothing was recorded
     ],

@@ -274,3 +274,33 @@ def test_evaluations_from_before_the_digests_stay_valid_until_a_script_is_edited
     later = Path(first.evaluations[0]).stat().st_mtime + 1
     os.utime("score.py", (later, later))
     assert evaluated(tmp_path).evaluation_files == now
+
+
+def test_evaluations_from_before_the_digests_are_as_old_as_the_newest(tmp_path, monkeypatch):
+    """One call had evaluated the first run, then the script was edited, and the next call evaluated the second."""
+    monkeypatch.chdir(tmp_path)
+    write_text("score.py", "1")
+    more = {"export": {"runs": ["a", "b"]}}
+    first = evaluated(tmp_path, **more)
+    command = first.plan.experiment.evaluate.command
+    write(first.paths.specs.evaluate, EvaluateSpec(command=command))
+    for path, seconds in zip(first.evaluations, (10, 30), strict=True):
+        write(path, made.evaluation(command=command))
+        os.utime(path, (seconds, seconds))
+    os.utime("score.py", (20, 20))
+    assert evaluated(tmp_path, **more).evaluation_files == {}
+    os.utime("score.py", (40, 40))
+    assert evaluated(tmp_path, **more).evaluation_files == {"score.py": file_digest("score.py")}
+
+
+def test_files_that_evaluations_have_written_are_not_in_the_specification(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("score.py", "eval.log"):
+        write_text(name, name)
+    command = "python ./score.py --log eval.log {model} {out}"
+    first = shared(tmp_path, evaluate={"command": command})
+    assert first.evaluation_files.keys() == {"./score.py", "eval.log"}
+    assert first.evaluation_inputs == ["score.py", "eval.log"], "Snakemake complains of ./"
+    for known, wanted in ((command, {"./score.py"}), ("another", {"./score.py", "eval.log"})):
+        write(first.evaluations[0], made.evaluation(command=known, written=("eval.log",)))
+        assert shared(tmp_path, evaluate={"command": command}).evaluation_files.keys() == wanted

@@ -16,6 +16,7 @@ from megaboa.files import write_json, write_text
 from megaboa.paths import AlongFolder, RunFolder, run_of
 from megaboa.records import AlongSpec, plain, write
 from megaboa.run import along, checkpoints
+from megaboa.store_paths import RunStore
 
 COMMAND = """\
 import json, sys
@@ -30,6 +31,10 @@ out.write_text((here / f"{kind}.json").read_text())
 """
 SPEC = AlongSpec(run="a", every=None, file_gb=5.0, license=None, command="true")
 ALL = ("export-model", "prove-export", "evaluate")
+
+
+def made_evaluation(**given):
+    return made.evaluation(values={"acc": 0.5}, **given)
 
 
 @dataclass
@@ -50,6 +55,15 @@ class Training:
     def export(self, spec=SPEC, **more):
         return along.export_along(self.folder, spec, lambda said: None, **more)
 
+    def makes(self, digest):
+        """What the commands leave from now on: of an export with this digest."""
+        write_json(self.scripts / "export-model.json", plain(made.export(path=str(self.scripts), digest=digest)))
+        write_json(self.scripts / "prove-export.json", {"state": "PASS", "checks": [], "digest": digest})
+        self.evaluates(export=digest)
+
+    def evaluates(self, **given):
+        write_json(self.scripts / "evaluate.json", plain(made_evaluation(**given)))
+
     def calls(self):
         """Those since it was asked last."""
         path = self.scripts / "calls"
@@ -62,16 +76,15 @@ class Training:
 def run(tmp_path, monkeypatch):
     scripts, experiment = tmp_path / "scripts", FakeExperiment(tmp_path)
     write_text(scripts / "megaboa", COMMAND)
-    write_json(scripts / "export-model.json", plain(made.export(path=str(scripts), digest="1")))
-    write_json(scripts / "prove-export.json", {"state": "PASS", "checks": [], "digest": "1"})
-    write_json(scripts / "evaluate.json", plain(made.evaluation(values={"acc": 0.5})))
     monkeypatch.setattr(along, "SCRIPTS", scripts)
     store = experiment.plan_run("a", steps=30)
     experiment.begin("a", store, [])
     folder = RunFolder(experiment.results / "runs" / "a")
     write_json(folder.file("launch"), {"store": str(tmp_path / "store")})
     write(folder.source_manifest, made.source())
-    return Training(folder, store / "checkpoints", scripts)
+    training = Training(folder, store / "checkpoints", scripts)
+    training.makes("1")
+    return training
 
 
 def test_every_checkpoint_so_far_is_exported_proved_and_evaluated_once(run):
@@ -90,13 +103,60 @@ def test_a_number_of_steps_chooses_and_without_a_command_nothing_is_evaluated(ru
     assert run.calls() == ["export-model 20", "prove-export 20"]
 
 
-@pytest.mark.parametrize("change", [{"command": "other"}, {"file_gb": 1.0}, {"license": "mit"}])
+@pytest.mark.parametrize("change", [{"file_gb": 1.0}, {"license": "mit"}])
 def test_what_it_was_made_for_has_changed(run, change):
     run.save(10)
     run.export()
     run.calls()
+    run.makes("2")
     run.export(replace(SPEC, **change))
     assert run.calls() == [f"{kind} 10" for kind in ALL]
+
+
+@pytest.mark.parametrize("change", [{"command": "other"}, {"files": {"a.py": "2"}}])
+def test_another_command_or_script_evaluates_again_and_exports_nothing(run, change):
+    run.save(10)
+    run.evaluates(files={"a.py": "1"})
+    before = replace(SPEC, files={"a.py": "1"})
+    run.export(before)
+    run.export(before)
+    assert run.calls() == [f"{kind} 10" for kind in ALL]
+    run.evaluates(**{"files": {"a.py": "1"}, **change})
+    for _ in range(2):
+        run.export(replace(before, **change))
+    assert run.calls() == ["evaluate 10"]
+
+
+def test_an_evaluation_of_another_export_is_made_again(run):
+    run.save(10)
+    run.export()
+    run.calls()
+    write(AlongFolder(run.folder.path, iteration=10).evaluation, made_evaluation(export="9"))
+    run.export()
+    assert run.calls() == ["evaluate 10"]
+
+
+def test_files_that_the_command_writes_evaluate_nothing(run):
+    run.save(10)
+    run.evaluates(files={"a.py": "1"}, written=("eval.log",))
+    for log in ("1", "2"):
+        run.export(replace(SPEC, files={"a.py": "1", "eval.log": log}))
+    assert run.calls() == [f"{kind} 10" for kind in ALL]
+
+
+def test_exports_of_earlier_versions_stay_valid(run):
+    """They noted the evaluation's command with what the export depends on."""
+    run.save(10)
+    run.export()
+    folder = AlongFolder(run.folder.path, iteration=10)
+    step = along._Step(folder, RunStore.of(run.folder.attempts_link), SPEC, print)
+    write_text(folder.asked_for, step._asked_for(made_evaluation()))
+    run.calls()
+    run.export()
+    assert run.calls() == []
+    run.evaluates(command="other")
+    run.export(replace(SPEC, command="other"))
+    assert run.calls() == ["evaluate 10"]
 
 
 def test_a_proof_that_is_gone_or_an_export_that_is_gone_is_made_again(run):
@@ -106,7 +166,7 @@ def test_a_proof_that_is_gone_or_an_export_that_is_gone_is_made_again(run):
     folder.proof.unlink()
     run.calls()
     run.export()
-    assert run.calls() == [f"{kind} 10" for kind in ALL]
+    assert run.calls() == ["export-model 10", "prove-export 10"], "the evaluation is of the same export"
 
 
 @pytest.mark.parametrize("kind", ALL)
@@ -115,10 +175,12 @@ def test_what_failed_for_other_settings_does_not_count_for_these(run, kind):
     run.export()
     failing = run.scripts / f"{kind}-fails-10"
     failing.touch()
+    run.makes("2")
     with pytest.raises(InputError):
         run.export(replace(SPEC, file_gb=1.0))
     failing.unlink()
     run.calls()
+    run.makes("3")
     run.export()
     assert run.calls() == [f"{kind} 10" for kind in ALL]
 

@@ -8,9 +8,7 @@ rule evaluate_model:
         export="<experiment>/runs/{run}/export.json",
         proof="<experiment>/runs/{run}/proof.json",
         spec=planned("specs/evaluate.json"),
-        files=lambda wildcards: [
-            os.path.expanduser(name) for name in SHARED.evaluation_files
-        ],
+        files=lambda wildcards: SHARED.evaluation_inputs,
     output:
         "<experiment>/runs/{run}/evaluation.json",
     log:

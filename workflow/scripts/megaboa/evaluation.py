@@ -6,11 +6,13 @@ user's.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,48 +20,99 @@ from typing import Any
 
 from megaboa import store
 from megaboa.errors import InputError
-from megaboa.files import SCRIPTS, file_digest, inside
-from megaboa.records import Evaluation, ExportRecord
+from megaboa.files import SCRIPTS, file_digest, inside, write_text
+from megaboa.records import EvaluateSpec, Evaluation, ExportRecord
 
 SHOWN_LINES = 5
 MOST_VALUES = 1000
 MOST_BYTES = 100_000_000  # larger files are data: every call of Snakemake would read them for their digest
+# An edit of these while the command runs is a person's, and it isn't known which version made the values. What else
+# changes meanwhile was written by the command, such as a log, a cache or a table of results.
+EDITED_BY_PEOPLE = SCRIPTS - {".json"}
+WRITTEN = "written"  # below an evaluation's folder in the store: names of files that the command wrote, one a line
 _BETWEEN_WORDS = re.compile(r"[\s'\"=;|&()<>`]+")
+_PLACEHOLDERS = re.compile(r"\{(?:model|out)\}")
 # A log that the command writes would be another one after every evaluation.
-_WRITTEN = re.compile(r"(?:>+[|&]?|\btee\b(?:\s+-\S+)*)\s*[^\s;|&()<>]+")
+_OUTPUTS = re.compile(r"""(?:>+[|&]?|\btee\b(?:\s+-\S+)*)\s*(?:"[^"]*"|'[^']*'|[^\s;|&()<>"'])+""")
 
 
 def named_in(command: str | None) -> list[str]:
-    """The words of a command that may be paths of files which it reads."""
-    words = _BETWEEN_WORDS.split(_WRITTEN.sub(" ", command or ""))
-    return list(dict.fromkeys(word for word in words if word and "{" not in word))
+    """The words of a command that may be paths of files which it reads, as they are written there.
+
+    Unseen are paths relative to another folder (`cd x && python y.py`), and modules (`python -m my_eval`).
+    """
+    text = _OUTPUTS.sub(" ", command or "")
+    words = shlex.shlex(text, posix=True, punctuation_chars=True)
+    words.whitespace_split, words.commenters = True, ""
+    try:
+        split = list(words)
+    except ValueError:  # an open quotation mark, such as that of a here-document
+        split = [text]
+    parts = (part for word in split for part in (word, word.partition("=")[2], *_BETWEEN_WORDS.split(word)))
+    return list(dict.fromkeys(part for part in parts if part and not _PLACEHOLDERS.search(part)))
 
 
-def files_of(command: str | None) -> dict[str, str]:
+def place(name: str) -> str:
+    """The path that a word of a command means, in the form that Snakemake wants for inputs."""
+    # bash sets PWD by itself; that of this process is where its caller was.
+    path = re.sub(r"\$(?:PWD\b|\{PWD\})", lambda _: os.getcwd(), name)  # noqa: PTH109
+    return os.path.normpath(os.path.expanduser(os.path.expandvars(path)))  # noqa: PTH111 (a word may be no path)
+
+
+def files_of(command: str | None, results: Path) -> dict[str, str]:
     """The experiment's own files that a command names, with their SHA-256: those in the working folder, and scripts
-    elsewhere, but no installed programs."""
+    elsewhere, but no installed programs, and nothing below `results`, which other rules may make.
+
+    This is the one rule for the plan, the record and the bundle.
+    """
     found = {}
     for word in named_in(command):
-        path = Path(os.path.expanduser(word))  # noqa: PTH111 (any word of a command: `~nobody`, a thousand letters)
-        if not os.path.isfile(path):  # noqa: PTH113
+        path = Path(place(word))
+        if not os.path.isfile(path) or path.resolve().is_relative_to(results.resolve()):  # noqa: PTH113
             continue
-        if (path.suffix in SCRIPTS or inside(path, Path())) and path.stat().st_size <= MOST_BYTES:
-            found[word] = file_digest(path)
+        try:
+            if (path.suffix in SCRIPTS or inside(path, Path())) and path.stat().st_size <= MOST_BYTES:
+                found[word] = file_digest(path)
+        except OSError as error:
+            _warn_once(f"evaluate.command: {word} can't be read ({error.strerror}): its edits will evaluate nothing")
     return found
 
 
-def evaluate(command: str, export: ExportRecord, payloads: Path, experiment: str) -> Evaluation:
-    """Evaluate an export, or reuse an earlier result; returns the content of evaluation.json."""
-    run = export.run
-    used = files_of(command)
-    identity = {"command": command, "export": export.digest} | ({"files": used} if used else {})
-    target = store.folder(payloads, "evaluations", f"{experiment}/{run}", identity)
+@functools.cache
+def _warn_once(text: str) -> None:
+    print(f"warning: {text}", file=sys.stderr)
+
+
+def may_be_written(name: str) -> bool:
+    """Whether a command may have written this file that it names; other files only people edit."""
+    return Path(name).suffix not in EDITED_BY_PEOPLE
+
+
+def evaluate(spec: EvaluateSpec, export: ExportRecord, payloads: Path, experiment: Path) -> Evaluation:
+    """Evaluate an export, or reuse an earlier result; returns the content of evaluation.json. `experiment`: the
+    experiment's folder."""
+    run, command, below = export.run, spec.command or "", experiment.parent
+    first = files_of(command, below)
+    # The plan knows what earlier calls of the command wrote. Plans of older versions name no files.
+    used = {name: digest for name, digest in first.items() if name in spec.files or not spec.files}
+    target = _folder(payloads, experiment, command, export, used)
     with store.building(target) as partial:
         if partial:
+            _refuse_edited(used, files_of(command, below))  # while another job held the folder
             _call(command, Path(export.path), partial / "out.json", run)
             numbers(partial)  # raises before an unreadable result is kept
-    if changed := [name for name, digest in files_of(command).items() if used.get(name) != digest]:
-        print(f"warning: {', '.join(changed)} changed during the evaluation: the next call will evaluate again")
+            now = files_of(command, below)
+            _refuse_edited(used, now)
+            changed = sorted(name for name in {*first, *now} if now.get(name) != first.get(name))
+            write_text(partial / WRITTEN, "".join(f"{name}\n" for name in changed if may_be_written(name)))
+    written = _written(target)
+    if left_out := used.keys() & written:
+        _warn_once(
+            f"evaluate.command: {', '.join(sorted(left_out))} changed during the evaluation, so the command writes "
+            "there: its edits will evaluate nothing"
+        )
+        used = {name: digest for name, digest in used.items() if name not in written}
+        target = _moved(target, _folder(payloads, experiment, command, export, used))
     return Evaluation(
         run=run,
         command=command,
@@ -67,8 +120,38 @@ def evaluate(command: str, export: ExportRecord, payloads: Path, experiment: str
         iteration=export.iteration,
         path=str(target),
         files=used,
+        written=written,
         values=numbers(target),
     )
+
+
+def _folder(payloads: Path, experiment: Path, command: str, export: ExportRecord, used: dict[str, str]) -> Path:
+    identity = {"command": command, "export": export.digest} | ({"files": used} if used else {})
+    return store.folder(payloads, "evaluations", f"{experiment.name}/{export.run}", identity)
+
+
+def _refuse_edited(before: dict[str, str], now: dict[str, str]) -> None:
+    """Raise InputError, so that nothing is kept, if a person edited a file: the values may be of either version."""
+    edited = [name for name, digest in before.items() if now.get(name) != digest and not may_be_written(name)]
+    if edited:
+        raise InputError(
+            f"evaluate.command: {', '.join(edited)} changed during the evaluation, so it isn't known which version "
+            "made the values. Nothing of it was kept; call Snakemake again"
+        )
+
+
+def _written(target: Path) -> tuple[str, ...]:
+    path = target / WRITTEN  # missing in evaluations of older versions
+    return tuple(path.read_text(encoding="utf-8").splitlines()) if path.exists() else ()
+
+
+def _moved(folder: Path, final: Path) -> Path:
+    """Move an evaluation to where the next call looks for it: that one will know what the command writes."""
+    with store.building(final) as partial:
+        for path in sorted(folder.iterdir()) if partial else ():
+            path.replace(partial / path.name)
+    shutil.rmtree(folder, ignore_errors=True)
+    return final
 
 
 def _call(command: str, model: Path, out: Path, run: str) -> None:

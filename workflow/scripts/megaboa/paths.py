@@ -461,7 +461,7 @@ class AlongFolder(RunFolder):
 
     @property
     def asked_for(self) -> Path:
-        """The digest of the settings that the export, proof and evaluation were made with."""
+        """The digest of the settings that the export and its proof were made with."""
         return self.own / "asked-for"
 
     @property

@@ -351,7 +351,7 @@ def _baselines(results: Path) -> Iterator[Needed]:
 def _of_evaluation(results: Path) -> Iterator[Named]:
     spec = read_if_there(EvaluateSpec, ExperimentFolder(results).specs.evaluate)
     for word in evaluation.named_in(spec and spec.command):
-        yield "evaluate.command", word
+        yield "evaluate.command", evaluation.place(word)
 
 
 def _refuse_edited(results: Path) -> None:
@@ -360,10 +360,14 @@ def _refuse_edited(results: Path) -> None:
         folder = ExperimentFolder(results).run(run)
         for path in (folder.evaluation, *sorted(folder.path.glob(f"along/*/{folder.evaluation.name}"))):
             made = read_if_there(Evaluation, path)
-            now = evaluation.files_of(made.command) if made and made.files else {}
-            if edited := [name for name, sha256 in (made.files if made else {}).items() if now.get(name) != sha256]:
+            now = evaluation.files_of(made.command, results.parent) if made and made.files else {}
+            for name, sha256 in made.files.items() if made else ():
+                if now.get(name) == sha256:
+                    continue
+                there = Path(evaluation.place(name)).exists()
+                happened = "was edited" if name in now else "became unreadable" if there else "was removed"
                 raise InputError(
-                    f"evaluate.command: {edited[0]} was edited after {path} was made with it, so it isn't what the "
+                    f"evaluate.command: {name} {happened} after {path} was made with it, so it isn't what the "
                     "bundle's numbers come from: call `snakemake bundle` again, which evaluates again"
                 )
 

@@ -91,14 +91,16 @@ def _is_forced_by_user(dag: Any, job: Any) -> bool:
 
 
 def _changes(dag: Any, job: Any, updated: set[Any]) -> str:
-    """The inputs that have changed, are new, or are gone since the job's last end, as Snakemake recorded it.
+    """The inputs that have changed, are new, gone or no longer named since the job's last end, as Snakemake recorded.
 
     A file of both is the plan's, which lies elsewhere in a dry run that changes it.
     """
     recorded = {path for output in job.output for path in dag.workflow.persistence.input(output) or ()}
     now = set(map(str, job.input))
-    new, gone = (_names(now - recorded), _names(recorded - now)) if recorded else (set(), set())
-    parts = {"changed": _names(updated) - new | new & gone, "new": new - gone, "gone": gone - new}
+    new, past = (_names(now - recorded), _names(recorded - now)) if recorded else (set(), set())
+    gone = _names(path for path in recorded - now if not Path(path).exists())
+    parts = {"changed": _names(updated) - new | new & past, "new": new - past}
+    parts |= {"gone": past & gone - new, "no longer named": past - gone - new}
     return "; ".join(
         f"{some_of(sorted(names))} {'' if what == 'changed' else 'is ' if len(names) == 1 else 'are '}{what}"
         for what, names in parts.items()

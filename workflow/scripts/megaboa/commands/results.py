@@ -38,7 +38,7 @@ def evaluate(words: list[str]) -> None:
     from megaboa import evaluation
 
     spec, export = records.read(records.EvaluateSpec, args.spec), records.read(records.ExportRecord, args.export)
-    found = evaluation.evaluate(spec.command, export, args.store, run_of(args.out).experiment)
+    found = evaluation.evaluate(spec, export, args.store, run_of(args.out).experiment_folder.path)
     records.write(args.out, found)
     print(f"{found.run}: {counted(len(found.values), 'number')}")
 

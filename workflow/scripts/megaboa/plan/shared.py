@@ -6,16 +6,16 @@ Each of them is made once, by its own job, from a specification (`megaboa.plan.s
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
 from megaboa import conversion, evaluation
-from megaboa.files import inside
 from megaboa.paths import ExperimentFolder
 from megaboa.plan.given_files import expanded, files_of
 from megaboa.plan.plan import Plan, Run
-from megaboa.records import AgreementSpec, EvaluateSpec, ModelSource, read_if_there
+from megaboa.records import AgreementSpec, EvaluateSpec, Evaluation, ModelSource, read, read_if_there
 from megaboa.scheduler.registry import cluster
 
 Reference = dict[str, str]
@@ -176,23 +176,29 @@ class Shared:
 
     @functools.cached_property
     def evaluation_files(self) -> dict[str, str]:
-        """The files that the evaluation's command names, with their SHA-256.
+        """The files that the evaluation's command names and doesn't write, with their SHA-256.
 
-        Empty where the last plan is from before these were recorded, until a file is newer than an evaluation: finished
-        ones stay valid. A job, whose evaluation isn't there, finds the same as its call.
+        Empty where the last plan is from before these were recorded, until a file is newer than all evaluations:
+        finished ones stay valid. A job, whose evaluation isn't there, finds the same as its call.
         """
         command = self.plan.experiment.evaluate.command
-        found = {
-            name: digest
-            for name, digest in evaluation.files_of(command).items()
-            if not inside(Path(name), self.folder.parent)  # another rule may make it
-        }
-        known = read_if_there(EvaluateSpec, self.paths.specs.evaluate) if found else None
-        if known is None or known.command != command or known.files:
+        found = evaluation.files_of(command, self.folder.parent)
+        made = [path for path in map(Path, self.evaluations) if path.exists()] if found else []
+        if any(map(evaluation.may_be_written, found)):  # ten thousand records are read only then
+            known = [read(Evaluation, path) for path in made]
+            written = {name for one in known if one.command == command for name in one.written}
+            found = {name: digest for name, digest in found.items() if name not in written}
+        last = read_if_there(EvaluateSpec, self.paths.specs.evaluate) if found else None
+        if last is None or last.command != command or last.files:
             return found
-        made = [Path(path).stat().st_mtime for path in self.evaluations if Path(path).exists()]
-        edited = max(Path(name).expanduser().stat().st_mtime for name in found)
-        return found if made and edited > min(made) else {}
+        # The newest: others may be of calls before an edit that is evaluated by now.
+        newest = max((path.stat().st_mtime for path in made), default=math.inf)
+        edited = max(Path(evaluation.place(name)).stat().st_mtime for name in found)
+        return found if edited > newest else {}
+
+    @property
+    def evaluation_inputs(self) -> list[str]:
+        return [evaluation.place(name) for name in self.evaluation_files]
 
     @property
     def generations(self) -> list[str]:

@@ -167,6 +167,7 @@ class Evaluation(Record):
     path: str
     # SHA-256 of the files that the command names, when it was called; empty in records of older versions.
     files: dict[str, str] = field(default_factory=dict, metadata=IF_SET)
+    written: tuple[str, ...] = field(default=(), metadata=IF_SET)  # files that it names and writes, such as a log
     values: dict[str, float]
 
 

@@ -93,8 +93,10 @@ class _Step:
 
     def make(self) -> str | None:
         """Make what is missing; return the first failure in a few words, or None."""
-        if self._is_made:
-            return None
+        return (None if self._is_exported else self._export()) or (None if self._is_evaluated else self._evaluate())
+
+    def _export(self) -> str | None:
+        """The export and its proof; as `make`."""
         folder, iteration = self.folder, self.folder.iteration
         where = checkpoints.folder(self.payload.checkpoints, iteration)
         size = checkpoints.sizes(self.payload.checkpoints).get(iteration)
@@ -124,13 +126,14 @@ class _Step:
         for kind, words in jobs.items():
             if problem := self._run(kind, self._starter(kind), words):
                 return problem
-        if self.spec.command is not None:
-            words = ["evaluate", "--spec", str(folder.experiment_folder.specs.evaluate), "--export", str(folder.export)]
-            words += ["--store", str(folder.launch.store), "--out", str(folder.evaluation)]
-            if problem := self._run("evaluate", [sys.executable], words):
-                return problem
-        folder.asked_for.write_text(self._asked_for, encoding="ascii")
+        folder.asked_for.write_text(self._asked_for(), encoding="ascii")
         return None
+
+    def _evaluate(self) -> str | None:
+        folder = self.folder
+        words = ["evaluate", "--spec", str(folder.experiment_folder.specs.evaluate), "--export", str(folder.export)]
+        words += ["--store", str(folder.launch.store), "--out", str(folder.evaluation)]
+        return self._run("evaluate", [sys.executable], words)
 
     def record(self) -> ExportedStep:
         export, evaluation = read(ExportRecord, self.folder.export), None
@@ -146,19 +149,35 @@ class _Step:
         )
 
     @property
-    def _is_made(self) -> bool:
+    def _is_exported(self) -> bool:
         folder = self.folder
         export, proof = read_if_there(ExportRecord, folder.export), read_if_there(Proof, folder.proof)
         if not (export and proof and proof.digest == export.digest and Path(export.path).is_dir()):
             return False
-        return folder.asked_for.exists() and folder.asked_for.read_text(encoding="ascii") == self._asked_for
+        if not folder.asked_for.exists():
+            return False
+        # Earlier versions included what the evaluation depended on.
+        known = (self._asked_for(), self._asked_for(read_if_there(Evaluation, folder.evaluation)))
+        return folder.asked_for.read_text(encoding="ascii") in known
 
     @property
-    def _asked_for(self) -> str:
-        """Digest of everything that the export, its proof and its evaluation depend on."""
+    def _is_evaluated(self) -> bool:
+        """Whether the evaluation, if one is wanted, is of this export, and by the command and files of the plan."""
+        if self.spec.command is None:
+            return True
+        export = read(ExportRecord, self.folder.export)
+        made = read_if_there(Evaluation, self.folder.evaluation)
+        if made is None or (made.command, made.export) != (self.spec.command, export.digest):
+            return False
+        wanted = {name: sha256 for name, sha256 in self.spec.files.items() if name not in made.written}
+        return all(made.files.get(name) == sha256 for name, sha256 in wanted.items())
+
+    def _asked_for(self, evaluated: Evaluation | None = None) -> str:
+        """Digest of everything that the export and its proof depend on. `evaluated`: also an evaluation."""
         image = self._image_manifest
+        command, files = (evaluated.command, evaluated.files) if evaluated else (None, {})
         facts = {
-            "spec": plain(replace(self.spec, every=None)),
+            "spec": plain(replace(self.spec, every=None, command=command, files=files)),
             "run": read(Identity, self.payload.identity).digest,
             "source": read(ModelSource, self.folder.source_manifest).digest,
             "image": list(read(Image, image).marks) if image else None,
