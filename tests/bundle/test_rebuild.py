@@ -14,8 +14,10 @@ from megaboa.bundle.crate import METADATA, metadata
 from megaboa.bundle.rebuild import (
     MARKER,
     OF_REPORT,
+    OF_RUN,
     TABLES,
     WITHOUT_TIMES,
+    _anchored,
     claim,
     compare,
     opened,
@@ -66,7 +68,7 @@ def test_what_is_no_bundle_is_one_sentence(tmp_path):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"config": None}, "lacks config: copy or download the bundle again"),
+        ({"config": None}, "lacks config: it was made so, and is not used; ask its author for another one"),
         ({"config": 5}, "config must be a list of texts, not 5"),
         ({"config": [1]}, r"config must be a list of texts, not \[1\]"),
         ({"config": ["../../../etc/passwd"]}, r"config names '../../../etc/passwd', which is no file of the bundle"),
@@ -90,9 +92,12 @@ def test_a_broken_manifest_is_named_by_its_key_and_never_used(tmp_path, change, 
     assert not out.exists()
 
 
-@pytest.mark.parametrize(("content", "said"), [(b"{", " is not valid JSON"), (b"[]", ": is not a mapping")])
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(b"{", " is not valid JSON"), (b"[" * 100_000, " is not valid JSON"), (b"[]", ": is not a mapping")],
+)
 def test_a_manifest_that_is_no_mapping_is_one_sentence(tmp_path, content, said):
-    with pytest.raises(InputError, match=rf"x\.zip: bundle\.json{said}: copy or download the bundle again$"):
+    with pytest.raises(InputError, match=rf"x\.zip: bundle\.json{said}: it was made so, and is not used; ask"):
         opened(bundle_of(tmp_path / "x.zip", {"bundle.json": content}))
 
 
@@ -146,6 +151,7 @@ data.mkdir(parents=True)
 def test_it_says_which_files_are_equal_what_is_not_repeated_and_how_many(tmp_path, capfd):
     drawn = {f"results/tiny/report/data/{name}.tsv": b"x" for name in ("same", "other", "gone")}
     others = ("data/text.json", "data/text/sources.json", "data/indexes/ab12.json", "report/loss.pdf", "plan.tsv")
+    others += ("tokenizers/bpe.json", "preflight.json", "specs/runs.json", "baseline/1/runs/a/run.json")
     of_run = ("run.json", "metrics/steps.parquet", "along/30/export.json")
     drawn |= {f"results/tiny/{name}": b"{}" for name in (*others, *(f"runs/a/{name}" for name in of_run))}
     on_gpus = canonical(plain(replace(MANIFEST, device=("cuda",)))).encode()
@@ -164,7 +170,8 @@ def test_it_says_which_files_are_equal_what_is_not_repeated_and_how_many(tmp_pat
     assert lines[4].startswith("runs: not repeated, as they need GPUs: `snakemake --profile slurm` in a clone")
     assert ended.value.code == 1 and lines[5:] == [
         "1 of 3 files are equal, 0 of them but for measured times; not compared: data/*.json, data/*/sources.json, "
-        "data/indexes/*.json, report/*.pdf, runs/*/along/*/export.json, runs/*/metrics/steps.parquet, runs/*/run.json"
+        "data/indexes/*.json, preflight.json, report/*.pdf, runs/*/along/*/export.json, runs/*/metrics/steps.parquet, "
+        "runs/*/run.json, tokenizers/*.json"
     ]
 
 
@@ -225,6 +232,19 @@ def test_a_file_that_a_pattern_names_too_stops_before_anything_is_trained(tmp_pa
         (out / "run/texts" / name).unlink()
     with pytest.raises(SystemExit, match=r"^error: the experiment did not run to its end"):
         main(["reproduce", str(bundle), "--into", str(out)])
+
+
+def test_patterns_are_looked_for_in_folders_of_any_name(tmp_path, capfd):
+    """Brackets are legal in the name of a folder, and mean something in a pattern."""
+    out = tmp_path / "out[1]"
+    write_text(out / MARKER, "")
+    for name in ("part0.txt", "part1.txt"):
+        write_text(out / f"run/texts/{name}", name)
+    known, unlisted = text("texts/part0.txt", b"part0.txt"), {"for": "corpora.unlisted", "path": "texts/*.txt"}
+    bundle = asking_for(tmp_path, known, unlisted, text=made.corpus_spec(source=["texts/*.txt"]))
+    with pytest.raises(SystemExit, match="nothing was trained: move the additional files away, and call again"):
+        main(["reproduce", str(bundle), "--into", str(out)])
+    assert "corpora.unlisted: reads 1 file outside the bundle" in capfd.readouterr().out
 
 
 def test_with_all_that_it_needs_it_trains(tmp_path, capfd):
@@ -334,6 +354,10 @@ def test_summaries_are_compared_without_times(tmp_path):
     assert verdict(name, content(), content(seconds=0.2, attempts=2)) == WITHOUT_TIMES
     assert verdict(name, content(), content(loss=4.0)) == "different"
     assert verdict(name, content(), content(skipped_steps=1)) == "different"
+    earlier = [{"run": "a", "state": "PASS", "steps": 3, "attempts": number} for number in (1, 2)]
+    first, second = (json.dumps(one).encode() for one in earlier)
+    assert verdict(name, first, second) == WITHOUT_TIMES, "version 1.0.0 had no tokens_before"
+    assert verdict(name, first, b'{"steps": 3}') == "different"
 
 
 def test_evaluations_and_exports_along_are_compared_by_their_values():
@@ -367,9 +391,20 @@ def test_a_page_is_compared_without_the_call_that_made_it():
 def test_what_is_made_of_the_bundles_own_metrics_has_their_times():
     name = "results/tiny/report/tables/runs.tsv"
     files = [{name: f"run\tstep_seconds\na\t{seconds}\n".encode()} for seconds in (0.1, 0.2)]
-    for exact, expected in (((), WITHOUT_TIMES), (TABLES, "different")):
-        [one] = compare(*files, OF_REPORT, exact=exact)
+    patterns, tables = _anchored(MANIFEST, OF_REPORT), _anchored(MANIFEST, TABLES)
+    for exact, expected in (((), WITHOUT_TIMES), (tables, "different")):
+        [one] = compare(*files, patterns, exact=exact)
         assert one.verdict == expected
+
+
+def test_a_baselines_metrics_are_copied_and_not_compared():
+    """They were counted as equal, and `not compared` named less than that."""
+    names = [f"results/tiny/{place}/metrics/summary.json" for place in ("runs/a", "baseline/1/runs/a")]
+    files = dict.fromkeys([*names, "config/results/tiny/runs/a/run.json"], b"{}")
+    assert [one.name for one in compare(files, files, _anchored(MANIFEST, OF_RUN))] == names[:1]
+    odd = replace(MANIFEST, experiment="tiny[1]")
+    files = {"results/tiny[1]/runs/a/run.json": b"{}"}
+    assert len(compare(files, files, _anchored(odd, OF_RUN))) == 1
 
 
 def test_manifests_are_compared_by_what_they_say_was_made():

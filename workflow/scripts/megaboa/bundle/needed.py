@@ -24,17 +24,18 @@ LARGE = 1e9  # bytes whose comparison takes long enough to show its progress
 
 @dataclass(frozen=True)
 class Needed:
-    """An entry of `needed` in bundle.json; `place`: where this machine has it."""
+    """An entry of `needed` in bundle.json; `place`, `pattern`: where this machine has it."""
 
     key: str
     path: str
     place: Path
+    pattern: str
     bytes: int | None  # None, like sha256: only the path is known
     sha256: str | None
 
     @property
     def is_there(self) -> bool:
-        return self.place.exists() or bool(glob.glob(str(self.place), recursive=True))  # noqa: PTH207 (may be absolute)
+        return self.place.exists() or bool(glob.glob(self.pattern, recursive=True))  # noqa: PTH207 (may be absolute)
 
 
 def require(files: Mapping[str, bytes], manifest: BundleManifest, folder: Path) -> None:
@@ -57,7 +58,12 @@ def require(files: Mapping[str, bytes], manifest: BundleManifest, folder: Path) 
 
 def _needed(folder: Path, key: str, path: str, **known: object) -> Needed:
     place = folder / Path(path).expanduser()
-    return Needed(key, path, place, known.get("bytes"), known.get("sha256"))
+    return Needed(key, path, place, _in(folder, path), known.get("bytes"), known.get("sha256"))
+
+
+def _in(folder: Path, path: str) -> str:
+    """A path, which may be a pattern, in a folder, which is none, whatever brackets are in its name."""
+    return str(Path(glob.escape(str(folder))) / Path(path).expanduser())
 
 
 def _more(
@@ -76,7 +82,8 @@ def _more(
         found = []
         for source in local:
             with contextlib.suppress(InputError):  # nothing of it is here: it is missing
-                found += sources.files_of(str(folder / Path(source).expanduser()), spec.split)
+                named = folder / Path(source).expanduser()
+                found += sources.files_of(str(named) if named.exists() else _in(folder, source), spec.split)
         if others := [file.path for file in found if Path(file.path).resolve() not in read]:
             yield key, others
 

@@ -5,6 +5,7 @@ Measured times always differ and are left out.
 
 from __future__ import annotations
 
+import glob
 import importlib.metadata
 import io
 import json
@@ -13,7 +14,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -28,25 +29,42 @@ from megaboa.errors import InputError
 from megaboa.files import file_digest, write_text
 from megaboa.metrics import is_timed
 from megaboa.paths import CARD, ExperimentFolder
-from megaboa.records import BundleManifest, RecordError, Tree, parse
+from megaboa.records import (
+    BundleManifest,
+    Corpus,
+    Evaluation,
+    ImportRecord,
+    ModelSource,
+    Record,
+    RecordError,
+    Summary,
+    Tokenizer,
+    TrainRecord,
+    Tree,
+    parse,
+)
 from megaboa.secrets import has_credentials, is_secret_name
 
 Files = dict[str, bytes]
 
-CHECKS = "*/report/checks.json"
+# Patterns are of names below the experiment's results. `*` is also `a/b`, as in `along/40/evaluation.json`.
+CHECKS = "report/checks.json"
 # Made from the bundle's own metrics, with its times: also those are the same.
-TABLES = ("*/report/data/*.tsv", "*/report/tables/*")
-PAGE = "*/report/index.html"
-OF_REPORT = (*TABLES, CHECKS, PAGE, "*/report/*.svg", "*/report/*.txt")
+TABLES = ("report/data/*.tsv", "report/tables/*")
+PAGE = "report/index.html"
+OF_REPORT = (*TABLES, CHECKS, PAGE, "report/*.svg", "report/*.txt")
 OF_RUN = (
-    *("*/runs/*/run.json", "*/runs/*/train.json", "*/runs/*/metrics/steps.parquet", "*/runs/*/metrics/summary.json"),
-    *("*/runs/*/export.json", "*/runs/*/evaluation.json", "*/runs/*/along.json", "*/runs/*/proof.json"),
-    *("*/models/*/source.json", "*/models/*/import.json", "*/models/*/proof.json", "*/tokenizers/*.json"),
-    *("*/report/data/*.tsv", "*/report/tables/*.tsv"),
+    *("runs/*/run.json", "runs/*/train.json", "runs/*/metrics/steps.parquet", "runs/*/metrics/summary.json"),
+    *("runs/*/export.json", "runs/*/evaluation.json", "runs/*/along.json", "runs/*/proof.json"),
+    *("models/*/source.json", "models/*/import.json", "models/*/proof.json", "tokenizers/*.json"),
+    *("report/data/*.tsv", "report/tables/*.tsv"),
 )
 # All of their columns come from a clock, or from predictions by what this machine has measured.
-OF_TIMES = ("*/report/tables/time.tsv", "*/report/tables/startup.tsv", "*/report/tables/expected.tsv")
+OF_TIMES = ("report/tables/time.tsv", "report/tables/startup.tsv", "report/tables/expected.tsv")
+# What both sides take from the bundle, and the plan, which is no result: there is nothing to compare.
+GIVEN = ("baseline/*", "specs/*", "plan.tsv", "runs/*/launch.json", "runs/*/profile.json")
 MARKER = ".megaboa-reproduced"
+COPY_AGAIN = "copy or download the bundle again"
 WITHOUT_TIMES = "equal, but for measured times"
 
 
@@ -57,11 +75,11 @@ def opened(path: Path) -> tuple[Archive, BundleManifest]:
         raise InputError(f"{path}: is not a bundle of this project: it has no {missing[0]}")
     try:
         sums = checksums(files[METADATA])
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise InputError(f"{path}: {METADATA} is damaged: {BundleManifest.REMEDY}") from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise InputError(f"{path}: {METADATA} is damaged: {COPY_AGAIN}") from None
     for name in sorted({*sums, *files} - {METADATA}):
         if name not in files:
-            raise InputError(f"{path}: {name} is missing, and {METADATA} lists it: {BundleManifest.REMEDY}")
+            raise InputError(f"{path}: {name} is missing, and {METADATA} lists it: {COPY_AGAIN}")
         if name not in sums:
             raise InputError(f"{path}: {name} isn't listed in {METADATA}: it was added, and the bundle is not used")
         if sums[name] != files.digest(name):
@@ -72,7 +90,7 @@ def opened(path: Path) -> tuple[Archive, BundleManifest]:
 def _manifest(path: Path, files: Archive) -> BundleManifest:
     try:
         document = json.loads(files[MANIFEST])
-    except ValueError:
+    except (ValueError, RecursionError):  # the second: of brackets in brackets in brackets
         raise InputError(f"{path}: {MANIFEST} is not valid JSON: {BundleManifest.REMEDY}") from None
     if problem := manifest_problem(document, files):
         raise InputError(f"{path}: {MANIFEST}: {problem}: {BundleManifest.REMEDY}")
@@ -193,7 +211,8 @@ def report_again(files: Archive, manifest: BundleManifest, folder: Path) -> list
     command += ["--settings", f"{results}/specs/report.json"]
     command += ["--captions", "workflow/report/captions.yaml", "--out", f"{results}/report/index.html"]
     _python([*command, "--config-file", *manifest.config], folder, "the report could not be rebuilt")
-    return compare(files, _below(folder, f"{results}/report"), OF_REPORT, exact=TABLES)
+    of_report, tables = (_anchored(manifest, patterns) for patterns in (OF_REPORT, TABLES))
+    return compare(files, _below(folder, f"{results}/report"), of_report, exact=tables)
 
 
 def run_again(files: Archive, manifest: BundleManifest, folder: Path) -> list[Compared]:
@@ -208,9 +227,15 @@ def run_again(files: Archive, manifest: BundleManifest, folder: Path) -> list[Co
         # A report that says FAIL also ends the call with an error, as it did when the bundle was made.
         if not (ExperimentFolder(folder / "results" / experiment).checks).exists():
             raise
-    corpora = [f"*/data/{name}" for name in _corpora(files, experiment)]
+    corpora = [f"data/{name}" for name in _corpora(files, experiment)]
     found = _below(folder, f"results/{experiment}")
-    return compare(files, found, [*OF_RUN, CHECKS, *corpora], without=OF_TIMES)
+    wanted, without = _anchored(manifest, [*OF_RUN, CHECKS, *corpora]), _anchored(manifest, OF_TIMES)
+    return compare(files, found, wanted, without=without)
+
+
+def _anchored(manifest: BundleManifest, patterns: Iterable[str]) -> list[str]:
+    """Patterns of whole names. Without their beginning they would also be those of a baseline, which is copied."""
+    return [f"results/{glob.escape(manifest.experiment)}/{pattern}" for pattern in patterns]
 
 
 def is_on_cpu(manifest: BundleManifest) -> bool:
@@ -288,10 +313,10 @@ def _matches(name: str, patterns: Iterable[str]) -> bool:
 
 def not_compared(files: Iterable[str], manifest: BundleManifest, compared: Iterable[Compared]) -> list[str]:
     """Kinds of the bundle's results that were not compared, such as those of the training where only the report was
-    made again. Not the plan, which is no result."""
+    made again. Not what is `GIVEN`."""
     results, known = f"results/{manifest.experiment}/", {one.name for one in compared}
     rest = [name.removeprefix(results) for name in files if name.startswith(results) and name not in known]
-    return sorted({_kind(name) for name in rest if name.startswith(("runs/", "models/", "data/", "report/"))})
+    return sorted({_kind(name) for name in rest if not _matches(name, GIVEN)})
 
 
 def _kind(name: str) -> str:
@@ -300,8 +325,10 @@ def _kind(name: str) -> str:
     folder, *inner = path.parts
     if folder == "report":
         return name if path.suffix == ".html" else f"{path.parent}/*{path.suffix}"
-    if folder == "data" and (len(inner) == 1 or inner[0] == "indexes"):
-        return f"{path.parent}/*.json"
+    if not inner:
+        return name
+    if len(inner) == 1 or (folder == "data" and inner[0] == "indexes"):
+        return f"{path.parent}/*{path.suffix}"
     # Below the name of a run, a corpus or a model; folders named by a step or a digest.
     return "/".join([folder, *(part if part[0].isalpha() else "*" for part in ("*", *inner[1:]))])
 
@@ -313,7 +340,8 @@ def _verdict(name: str, ours: bytes, theirs: bytes | None, exact: bool) -> str:
         return "equal"
     if exact:
         return "different"
-    content = next((read for pattern, read in READERS.items() if fnmatchcase(name, pattern)), None)
+    below = name.split("/", 2)[-1]  # results/<experiment>/
+    content = next((read for pattern, read in READERS.items() if fnmatchcase(below, pattern)), None)
     if content is None:
         return "different"
     try:
@@ -361,12 +389,14 @@ def _page(content: bytes) -> tuple[Any, bool]:
     return content.partition(b'<h2 id="provenance">')[0], False
 
 
-def _fields(*names: str, timed: bool = False) -> Callable[[bytes], tuple[Any, bool]]:
+def _fields(kind: type[Record], *names: str, timed: bool = False) -> Callable[[bytes], tuple[Any, bool]]:
     """A reader for the fields of a manifest that say what was made, and not where and when. `timed`: others are
-    measured times."""
+    measured times. Earlier versions lack newer fields, which have defaults."""
+    defaults = {one.name: one.default for one in fields(kind) if one.default is not MISSING}
+    defaults |= {one.name: one.default_factory() for one in fields(kind) if one.default_factory is not MISSING}
 
     def read(content: bytes) -> tuple[Any, bool]:
-        document = json.loads(content)
+        document = {**json.loads(json.dumps(defaults)), **json.loads(content)}
         return {name: document[name] for name in names}, timed
 
     return read
@@ -402,24 +432,25 @@ def _checks(content: bytes) -> tuple[Any, bool]:
 
 
 READERS: dict[str, Callable[[bytes], tuple[Any, bool]]] = {
-    "*/metrics/steps.parquet": _steps,
-    "*/metrics/summary.json": _fields(
+    "runs/*/metrics/steps.parquet": _steps,
+    "runs/*/metrics/summary.json": _fields(
+        Summary,
         *("state", "world_size", "train_iters", "steps", "tokens", "tokens_before", "skipped_steps", "nan_steps"),
         *("left_out", "loss", "grad_norm", "validation", "not_finite"),
         timed=True,
     ),
-    "*/report/data/*.tsv": _table,
-    "*/report/tables/*.tsv": _table_of_runs,
+    "report/data/*.tsv": _table,
+    "report/tables/*.tsv": _table_of_runs,
     # Not the identity: it includes paths as typed, which differ in a bundle. run.json is compared separately.
-    "*/runs/*/train.json": _fields("iteration", "world_size"),
-    "*/runs/*/export.json": _export,
-    "*/runs/*/evaluation.json": _fields("iteration", "values"),
-    "*/runs/*/along.json": _along,
+    "runs/*/train.json": _fields(TrainRecord, "iteration", "world_size"),
+    "runs/*/export.json": _export,
+    "runs/*/evaluation.json": _fields(Evaluation, "iteration", "values"),
+    "runs/*/along.json": _along,
     "*/proof.json": _proof,
     CHECKS: _checks,
     PAGE: _page,
-    "*/data/*.json": _fields("digest"),
-    "*/models/*/source.json": _fields("digest", "params"),
-    "*/models/*/import.json": _fields("digest", "tensors"),
-    "*/tokenizers/*.json": _fields("digest", "vocab_size"),
+    "data/*.json": _fields(Corpus, "digest"),
+    "models/*/source.json": _fields(ModelSource, "digest", "params"),
+    "models/*/import.json": _fields(ImportRecord, "digest", "tensors"),
+    "tokenizers/*.json": _fields(Tokenizer, "digest", "vocab_size"),
 }

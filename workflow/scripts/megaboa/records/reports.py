@@ -213,7 +213,8 @@ class BundleEnvironment(Record):
 class BundleManifest(Record):
     """bundle.json: what was run, and with what."""
 
-    REMEDY: ClassVar[str] = "copy or download the bundle again"  # a reader can't have it made
+    # Its SHA-256 was the metadata's, so another copy would be the same.
+    REMEDY: ClassVar[str] = "it was made so, and is not used; ask its author for another one"
 
     experiment: str
     config: tuple[str, ...]
