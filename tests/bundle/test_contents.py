@@ -177,6 +177,16 @@ def test_a_script_that_was_edited_after_its_evaluation_stops_the_bundle(asked, n
     assert bundled(asked)["score.py"] == b"2"
 
 
+def test_files_that_the_evaluation_writes_are_not_in_it(asked):
+    for name in ("my score.py", "eval.log"):
+        write_text(name, name)
+    command = "python 'my score.py' --log eval.log {model} {out}"
+    write(asked.results / "specs" / "evaluate.json", EvaluateSpec(command=command))
+    record = made.evaluation(command=command, written=("eval.log",))
+    write(asked.results / "runs" / "a" / "evaluation.json", record)
+    assert bundled(asked).keys() & {"my score.py", "eval.log"} == {"my score.py"}
+
+
 def test_results_that_the_evaluations_command_names_dont_stop_the_bundle(asked):
     """Their digests were recorded, and compared with none."""
     made_by_us = asked.results / "report" / "made.json"

@@ -78,24 +78,25 @@ def test_an_evaluation_that_fails_is_said_in_the_report_and_tried_again(workspac
 
 
 def test_an_edited_script_evaluates_again_and_nothing_else(workspace):
-    """Before, the report and the bundle had the numbers of the script as it had been."""
+    """Before, the report and the bundle had the numbers of the script as it had been. The log is the command's own."""
     script, more = (
         workspace.path / "my_eval.sh",
-        "export: {runs: all}\nevaluate: {command: 'sh my_eval.sh {model} {out}'}\n",
+        "export: {runs: all}\nevaluate: {command: 'sh ./my_eval.sh {model} {out} --log eval.log'}\n",
     )
-    script.write_text("echo 1 > $2\n")
+    script.write_text("echo 1 > $2; date +%N >> $4\n")
     config = workspace.experiment("scored", {"a": "{}"}, more=more)
     edit(config, "init: pretrained", "init: scratch")
     workspace.snakemake("--configfile", config)
     assert workspace.planned("--configfile", config) == {}
     script.touch()
     assert workspace.planned("--configfile", config) == {}
-    script.write_text("echo 2 > $2\n")
+    script.write_text("echo 2 > $2; date +%N >> $4\n")
     assert workspace.planned("--configfile", config) == {"evaluate_model": 1, "report": 1}
     assert "my_eval.sh changed: a" in workspace.snakemake("-n", "--configfile", config)
     workspace.snakemake("bundle", "--configfile", config)
     found = workspace.json("scored", "runs", "a", "evaluation.json")
-    assert (found["values"], found["files"]) == ({"value": 2}, {"my_eval.sh": file_digest(script)})
+    assert (found["values"], found["files"]) == ({"value": 2}, {"./my_eval.sh": file_digest(script)})
+    assert found["written"] == ["eval.log"]
     assert workspace.json("scored", "specs", "evaluate.json")["files"] == found["files"]
     assert workspace.planned("bundle", "--configfile", config) == {}
 

@@ -350,8 +350,11 @@ def _baselines(results: Path) -> Iterator[Needed]:
 
 def _of_evaluation(results: Path) -> Iterator[Named]:
     spec = read_if_there(EvaluateSpec, ExperimentFolder(results).specs.evaluate)
+    made = [read_if_there(Evaluation, ExperimentFolder(results).run(run).evaluation) for run in _runs(results)]
+    written = {name for one in made if one for name in one.written}  # a log would differ from call to call
     for word in evaluation.named_in(spec and spec.command):
-        yield "evaluate.command", evaluation.place(word)
+        if word not in written:
+            yield "evaluate.command", evaluation.place(word)
 
 
 def _refuse_edited(results: Path) -> None:
