@@ -114,9 +114,9 @@ def as_read(legend):
 
 
 @pytest.mark.parametrize("form", ["page", "one-column", "two-columns"])
-@pytest.mark.parametrize("beside", [True, False])
-def test_24_runs_are_told_apart_by_four_colours_and_three_dashes(many, form, beside):
-    look = {"hue": "optimizer.lr", "dash": "training.global_batch_size", "direct": beside, "format": form}
+@pytest.mark.parametrize("direct", [True, False])
+def test_24_runs_are_told_apart_by_four_colours_and_three_dashes(many, form, direct):
+    look = {"hue": "optimizer.lr", "dash": "training.global_batch_size", "direct": direct, "format": form}
     figure, table = _drawn(Figure(name="mine", **CURVES, **look), many)
     figure.draw_without_rendering()
     [axes], [legend] = figure.axes, figure.legends
@@ -124,10 +124,10 @@ def test_24_runs_are_told_apart_by_four_colours_and_three_dashes(many, form, bes
     assert len(drawn) == 24 == table["run"].nunique()
     assert len({(line.get_color(), line.get_linestyle(), str(line._dash_pattern)) for line in drawn}) == 12
     batches, rates = [f"global batch size {gbs}" for gbs in (8, 16, 32)], ["0.001", "0.002", "0.004", "0.008"]
-    assert as_read(legend) == batches if beside else [f"learning rate {rate}" for rate in rates] + batches
+    assert as_read(legend) == batches if direct else [f"learning rate {rate}" for rate in rates] + batches
     renderer = figure.canvas.get_renderer()
     labels = sorted(axes.texts, key=lambda text: text.xy[1])
-    assert [text.get_text() for text in labels] == ([*reversed(rates), "learning rate"] if beside else [])
+    assert [text.get_text() for text in labels] == ([*reversed(rates), "learning rate"] if direct else [])
     boxes = [text.get_window_extent(renderer) for text in labels]
     assert all(low.y1 <= high.y0 for low, high in pairwise(boxes)), "names lie on each other"
     assert all(box.x1 <= figure.bbox.width for box in boxes) and legend.get_window_extent(renderer).x0 >= 0

@@ -24,9 +24,9 @@ SHORT = Request(Where("short", "lab"), nodes=1, cores=1, mem_mb=4000, seconds=12
 
 
 def test_partitions_as_scontrol_and_sinfo_show_them():
-    assert KNOWN["gpu"] == limits.Partition("gpu", 3, limits.Largest(96, 1000000, 8))
-    assert KNOWN["short"] == limits.Partition("short", 3, limits.Largest(8, 16000, 0), most_nodes=2, most_seconds=120)
-    assert KNOWN["days"] == limits.Partition("days", most_seconds=36 * 3600)
+    assert KNOWN["gpu"] == limits.Limits("gpu", 3, limits.Largest(96, 1000000, 8))
+    assert KNOWN["short"] == limits.Limits("short", 3, limits.Largest(8, 16000, 0), most_nodes=2, most_seconds=120)
+    assert KNOWN["days"] == limits.Limits("days", most_seconds=36 * 3600)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_cloud_nodes_that_are_powered_down_count_and_may_be_of_any_size():
     """sinfo lists n1 of n1,c[1-8], scontrol all nine."""
     cloud = "PartitionName=mixed MaxNodes=UNLIMITED MaxTime=UNLIMITED State=UP TotalNodes=9"
     known = limits.parse(cloud, "mixed|1|8|16000|(null)")
-    assert known["mixed"] == limits.Partition("mixed", 9)
+    assert known["mixed"] == limits.Limits("mixed", 9)
     asked = replace(FINE, where=Where("mixed", None), nodes=4)
     assert limits.of_request(asked, known) == []
     (one,) = limits.of_request(replace(asked, nodes=10), known)

@@ -38,6 +38,7 @@ with one_sentence():
     )
     RESTARTED = restarts.check(PLAN, "results", RESTART) if SUBMITS else []
     SHARED = Shared(PLAN, profile=PROFILE)
+    ASKED = JobResources(SHARED, SUBMITS)
 
 RESULTS = str(SHARED.folder)
 RUNS = SHARED.runs
@@ -60,13 +61,12 @@ if SUBMITS:  # jobs read these files and never write them
         dry_run.of_an_archive()
     if workflow.output_settings.dryrun and not IS_MODULE:
         quiet = {Quietness.RULES, Quietness.PROGRESS}
-        dry_run.end_with_one_screen(workflow, SHARED, RESTARTED, quiet)
+        dry_run.end_with_one_screen(workflow, ASKED, RESTARTED, quiet)
     else:
         beginning.introduce(PLAN, SHARED.on_cluster)
 elif not IS_MODULE:  # jobs of a module inherit the variable from the call
     submitted.submit_from(CONFIG_FILES[0])
 
-ASKED = JobResources(SHARED, SUBMITS)
 planned = Planned(RESULTS, PREVIEW)
 INPUTS = Inputs(SHARED, planned.file, ancient)
 # Conversions run where ranks run: in the experiment's image, if it has one.

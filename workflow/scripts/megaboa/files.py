@@ -173,7 +173,7 @@ def is_ours_alone(folder: Path) -> bool:
     """
     try:
         make_folder(folder.parent)
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
         if folder.stat().st_uid != os.getuid() or folder.is_symlink():
             return False
         if folder.stat().st_mode & 0o022:

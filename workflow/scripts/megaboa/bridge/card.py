@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -119,23 +120,22 @@ def _start(run: RunSpec, source: ModelSource) -> str:
 
 def _tokens_seen(folder: RunFolder, iteration: int) -> str:
     """Tokens seen up to this iteration, including those of parent runs. Examples for fine-tuning are padded."""
-    positions = exact = 0
-    padded, one, until = False, folder, iteration
-    while one:
-        positions += _positions(one, until)
-        examples = one.run.is_tuned
-        padded |= examples
-        own = _without_padding(one, until, _corpora_as_read(one)) if examples else _positions(one, until)
-        exact = None if exact is None or own is None else exact + own
-        parent = one.run.parent
-        one, until = (one.parent_folder, parent.iteration) if parent else (None, 0)
-    if not padded:
+    lineage = list(_lineage(folder, iteration))
+    positions = sum(_positions(one, until) for one, until in lineage)
+    if not any(one.run.is_tuned for one, _ in lineage):
         return f"{positions:,}"
-    return (
-        f"{positions:,}, padding included"
-        if exact is None
-        else f"about {exact:,} without padding, in {positions:,} positions"
-    )
+    counts = [_without_padding(one, until) for one, until in lineage]
+    known = [count for count in counts if count is not None]
+    if len(known) < len(counts):
+        return f"{positions:,}, padding included"
+    return f"about {sum(known):,} without padding, in {positions:,} positions"
+
+
+def _lineage(folder: RunFolder, iteration: int) -> Iterator[tuple[RunFolder, int]]:
+    """The run and those that it continues from, each with its last iteration that counts."""
+    yield folder, iteration
+    if (parent := folder.run.parent) and (before := folder.parent_folder):
+        yield from _lineage(before, parent.iteration)
 
 
 def _positions(folder: RunFolder, iteration: int) -> int:
@@ -157,8 +157,11 @@ def _epochs(folder: RunFolder, iteration: int, corpora: dict[str, Corpus]) -> tu
     return samples / index.samples["train"], index.examples
 
 
-def _without_padding(folder: RunFolder, iteration: int, corpora: dict[str, Corpus]) -> int | None:
-    found = _epochs(folder, iteration, corpora)
+def _without_padding(folder: RunFolder, iteration: int) -> int | None:
+    """Tokens of a run's own sequences; None if they aren't known."""
+    if not folder.run.is_tuned:
+        return _positions(folder, iteration)
+    found = _epochs(folder, iteration, _corpora_as_read(folder))
     return found and round(found[0] * found[1].tokens)
 
 

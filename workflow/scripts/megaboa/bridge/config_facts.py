@@ -11,7 +11,6 @@ from megatron.bridge.training.tokenizers.config import TokenizerConfig
 from megatron.bridge.training.tokenizers.tokenizer import build_tokenizer
 from megatron.bridge.utils.cuda_graph import cuda_graph_module_names
 from megatron.bridge.utils.cuda_graph import is_full_iteration_cuda_graph as is_full_iteration
-from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
 
 from megaboa import bridge_recipes
 from megaboa.bridge import forward_steps, kernels
@@ -119,8 +118,6 @@ def _value(config: ConfigContainer, field: str) -> Any:
             ["full_iteration"] if config.model.cuda_graph_impl == "local" and is_full_iteration(config.model) else []
         )
         return [*whole, *cuda_graph_module_names(config.model)]
-    if name == "pipeline_model_parallel_layout" and isinstance(value, str):
-        return PipelineParallelLayerLayout.parse_str_to_list(value)
     return value
 
 

@@ -12,20 +12,19 @@ from megaboa.calls.beginning import asked_for, from_the_future, out_of_reach, ou
 from megaboa.check.refusals import some_of
 from megaboa.plan import screen
 from megaboa.plan.resources import JobResources
-from megaboa.plan.shared import Shared
 
 CUT_OFF = "its last call was cut off"
 INDEX = "the data's index"
 
 
-def end_with_one_screen(workflow: Any, shared: Shared, restarted: Collection[str], quiet: Collection[Any]) -> None:
+def end_with_one_screen(workflow: Any, asked: JobResources, restarted: Collection[str], quiet: Collection[Any]) -> None:
     """Replace a dry run's output by one screen. Snakemake would list all files of each job, and calls no hook at the
     end.
 
     With -p or --verbose the list stays and the screen follows it. Otherwise Snakemake is set to `quiet`, so that it
     doesn't compose output that nobody sees: for ten thousand runs that takes longer than the plan.
     """
-    plan, everything = shared.plan, shows_jobs(workflow)
+    plan, everything = asked.plan, shows_jobs(workflow)
     if not everything:
         workflow.output_settings.quiet = quiet
         workflow.logger_manager.logger.addFilter(lambda record: record.levelno >= logging.WARNING)
@@ -36,8 +35,8 @@ def end_with_one_screen(workflow: Any, shared: Shared, restarted: Collection[str
             needed = list(workflow.dag.needrun_jobs(exclude_finished=False))
             begun = outlooks(plan, workflow.dag, needed, "train", restarted)
             begun += [f"warning: {line}" for line in from_the_future(workflow.dag, needed)]
-            begun += out_of_reach(JobResources(shared, submits=True), needed, "train")
-            for line in screen.lines(plan, jobs, asked_for(plan, shared.on_cluster), everything, begun):
+            begun += out_of_reach(asked, needed, "train")
+            for line in screen.lines(plan, jobs, asked_for(plan, asked.shared.on_cluster), everything, begun):
                 print(line)
 
     atexit.register(show)

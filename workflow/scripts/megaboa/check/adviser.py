@@ -58,8 +58,10 @@ def advise(f: Facts, top: int = 8, known: Calibration | None = None) -> list[Adv
     default: the GPU's.
     """
     known = known or calibration.of(f.cluster.gpu)
-    wanted = [*candidates(f), *(sharded(f) if f.layout.fsdp != "none" else ())]
-    found = _fastest(wanted, known) or _fastest(sharded(f), known)
+    plain = list(candidates(f))
+    found = _fastest(plain, known)
+    if f.layout.fsdp != "none" or not found:
+        found += _fastest(sharded(plain), known)
     return sorted(found, key=lambda one: one.step.seconds)[:top]
 
 
@@ -80,11 +82,12 @@ def _fastest(given: Iterable[Facts], known: Calibration | None) -> list[Advice]:
 def why_none(f: Facts) -> str:
     """Why `advise` lists nothing for these nodes, and what would help."""
     gpus = f"{counted(f.cluster.nodes * f.cluster.gpus_per_node, 'GPU')} of {f.cluster.gpu}"
-    needs = [memory.peak(candidate).total for candidate in (*candidates(f), *sharded(f))]
+    plain = list(candidates(f))
+    needs = [memory.peak(candidate).total for candidate in (*plain, *sharded(plain))]
     if not needs:
         # Without parallelism the batch is divided by all GPUs; had it come out even, this layout would be a candidate.
-        plain = dataclasses.replace(f, layout=_plain(f), training=dataclasses.replace(f.training, mbs=1))
-        broken = "; ".join(str(found) for found in table.check(plain) if found.level == "error")
+        alone = dataclasses.replace(f, layout=_plain(f), training=dataclasses.replace(f.training, mbs=1))
+        broken = "; ".join(str(found) for found in table.check(alone) if found.level == "error")
         return f"no layout is legal on {gpus}; without parallelism: {broken}"
     text = f"no layout fits on {gpus}: the smallest of {len(needs):,} that were tried takes {min(needs) / GIB:.1f}"
     text += f" of {fit.capacity(str(f.cluster.gpu)) / GIB:.1f} GiB"
@@ -128,9 +131,9 @@ def candidates(f: Facts, shortest: int = 4096) -> Iterator[Facts]:
             yield from _filled(dataclasses.replace(f, layout=layout))
 
 
-def sharded(f: Facts) -> Iterator[Facts]:
-    """Every legal layout with Megatron-FSDP, without a pipeline."""
-    for one in candidates(f):
+def sharded(plain: Iterable[Facts]) -> Iterator[Facts]:
+    """Those of these candidates that have no pipeline, with Megatron-FSDP, as far as that is legal."""
+    for one in plain:
         if one.layout.pp == 1:
             changed = dataclasses.replace(one, layout=dataclasses.replace(one.layout, fsdp="megatron"))
             if table.is_legal(changed):

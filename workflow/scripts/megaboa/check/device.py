@@ -9,6 +9,7 @@ from megaboa.check.rule import Broken, warning
 from megaboa.formats import counted
 from megaboa.peaks import Generation
 
+NOT_ON_CPU = ("fp16", "fp8", "fp4")  # formats
 FP8_HEAD = 128  # of cuDNN's attention in FP8 on Hopper, backward
 
 
@@ -23,7 +24,7 @@ def machine_has_the_gpus(f: Facts) -> Broken | None:
 def cpu_calculates_in_the_precision(f: Facts) -> Broken | None:
     """On the CPU, torch has no operations in FP16, FP8 and FP4 that Megatron trains with: bridge/cpu refuses them."""
     precision = f.training.precision or ""
-    if f.cluster.device != "cpu" or not any(name in precision for name in ("fp16", "fp8", "fp4")):
+    if f.cluster.device != "cpu" or not any(name in precision for name in NOT_ON_CPU):
         return None
     return Broken("training.precision", f"{precision} with device: cpu", ("fp32", "bf16_mixed"))
 

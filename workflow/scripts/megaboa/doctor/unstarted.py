@@ -114,6 +114,6 @@ def _errors(call: Path, text: str) -> Iterator[tuple[str, Error]]:
 
 def _found(log: Path) -> tuple[str, ...] | None:
     """The trouble that the scheduler's log of a job shows, and the line that shows it; None if it shows none."""
-    failure = classify(Ended(0, 1), {None: Tails([(None, log)])[None]}, 0)
+    failure = classify(Ended(0, 1), Tails([(None, log)]), 0)
     name = CAUSES[failure.cause].trouble
     return None if name == "unknown" else (name, failure.evidence)

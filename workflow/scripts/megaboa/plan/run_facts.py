@@ -16,7 +16,6 @@ from megaboa.launch.nsys import has_nsys
 from megaboa.layout import DENSE, Layout
 from megaboa.paths import ExperimentFolder
 from megaboa.plan import families, tasks
-from megaboa.plan.families import has_bias, has_qk_norm, has_qkv_bias, is_wholly_rotary, with_defaults
 from megaboa.plan.plan import Run
 from megaboa.plan.quantities import Quantities
 from megaboa.records import Preflight, RunCheck, Tree, read_if_there
@@ -155,13 +154,13 @@ def _model(hf_config: Tree | None, tokenizer_vocab: int | None, pretrained: bool
     """Facts of a Hugging Face config. The vocabulary (the config's, or else the tokenizer's) isn't padded."""
     if hf_config is None:
         return Model(tokenizer_vocab=tokenizer_vocab, pretrained=pretrained)
-    c, family = with_defaults(hf_config), hf_config.get("model_type")
+    c, family = families.with_defaults(hf_config), hf_config.get("model_type")
     heads, hidden = c.get("num_attention_heads"), c.get("hidden_size")
     latent = c.get("kv_lora_rank") is not None
     tied = c.get("tie_word_embeddings", False)
     vocabulary = hf_config.get("vocab_size") or tokenizer_vocab
     return Model(
-        kind=model_kinds.of_family(str(c.get("model_type"))).name,
+        kind=model_kinds.of_family(str(family)).name,
         family=family,
         layers=c.get("num_hidden_layers"),
         hidden=hidden,
@@ -172,13 +171,13 @@ def _model(hf_config: Tree | None, tokenizer_vocab: int | None, pretrained: bool
         vocab_size=vocabulary,
         vocab_multiple=math.gcd(vocabulary or 0, 128),  # as Bridge's converters do it
         max_length=c.get("max_position_embeddings"),
-        rotary=1.0 if is_wholly_rotary(c) else None,
+        rotary=1.0 if families.is_wholly_rotary(c) else None,
         tied=tied,
         gated=family not in families.UNGATED,
-        bias=has_bias(c),
-        qkv_bias=has_qkv_bias(c),
+        bias=families.has_bias(c),
+        qkv_bias=families.has_qkv_bias(c),
         norm_bias=family in families.LAYER_NORM,
-        qk_norm=has_qk_norm(c),
+        qk_norm=families.has_qk_norm(c),
         **_experts(c),
         latent=latent,
         q_rank=c.get("q_lora_rank"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-FORMATS = ("fp16", "fp8", "fp4")
+from megaboa.check.device import NOT_ON_CPU
 
 
 class RefusedOnCpu(ValueError):
@@ -33,13 +33,13 @@ def _value(cfg: Any, field: str) -> Any:
 def _low_precision(value: Any) -> bool:
     """Whether a precision is fp16, fp8 or fp4. The value is the name of a recipe, or the recipe itself."""
     if isinstance(value, str):
-        return value == "16-mixed" or any(name in value for name in FORMATS)
+        return value == "16-mixed" or any(name in value for name in NOT_ON_CPU)
     return bool(_formats(value))
 
 
 def _formats(recipe: Any) -> list[str]:
     """The formats that a precision's object turns on, of which the CPU has none."""
-    return [name for name in FORMATS if getattr(recipe, name, None)]
+    return [name for name in NOT_ON_CPU if getattr(recipe, name, None)]
 
 
 def _without_output(modules: list[str] | None) -> bool:

@@ -10,8 +10,6 @@ from megaboa.formats import counted
 from megaboa.scheduler.answers import Excess, Request
 from megaboa.scheduler.slurm import queries
 
-# gpu, gpu:8, gpu:h100:8(S:0-1) or gpu:h100:no_consume:8
-_GPUS = re.compile(r"(?:^|,)gpu(?::[^:(,]+)*?(?::(\d+))?(?=[(,]|$)")
 _TIME = re.compile(r"(?:(\d+)-)?(\d+):(\d+):(\d+)")
 ELSEWHERE = "resources.partition"
 CORES = "resources.cpus_per_rank times gpus_per_node"
@@ -28,7 +26,7 @@ class Largest:
 
 
 @dataclass(frozen=True)
-class Partition:
+class Limits:
     """`nodes`: 0 if they come and go. `most_...`: a job's limits, or None; cores and memory are those of a node."""
 
     name: str
@@ -45,14 +43,13 @@ def excesses(asked: Sequence[Request]) -> list[list[Excess]]:
     return [of_request(one, known) for one in asked]
 
 
-def read() -> dict[str, Partition]:
+def read() -> dict[str, Limits]:
     """All partitions, also those that are hidden from this user: he may be allowed to name one."""
-    rules = queries.query(["scontrol", "-o", "show", "partition"]) or ""
     nodes = queries.query(["sinfo", "--noheader", "--exact", "--format=%R|%D|%c|%m|%G"]) or ""
-    return parse(rules, nodes)
+    return parse(queries.show_partitions(), nodes)
 
 
-def parse(rules: str, nodes: str) -> dict[str, Partition]:
+def parse(rules: str, nodes: str) -> dict[str, Limits]:
     """From scontrol's line for each partition, and sinfo's for each kind of node in it.
 
     sinfo leaves out cloud nodes that are powered down (without `PrivateData=cloud`), which SLURM starts for a job:
@@ -69,7 +66,7 @@ def parse(rules: str, nodes: str) -> dict[str, Partition]:
             nodes = max(_number(field.get("TotalNodes")) or 0, listed)
             largest = _largest([kind[2:] for kind in own]) if own and listed == nodes else None
             most_cores = _number(field.get("MaxCPUsPerNode"))
-            found[name] = Partition(
+            found[name] = Limits(
                 name,
                 nodes=nodes,
                 largest=largest,
@@ -83,7 +80,7 @@ def parse(rules: str, nodes: str) -> dict[str, Partition]:
 
 def _largest(kinds: Sequence[tuple[int, int, str]]) -> Largest:
     cores, memory, gres = zip(*kinds, strict=True)
-    gpus = (sum(int(number or 1) for number in _GPUS.findall(one)) for one in gres)
+    gpus = (sum(queries.gpus_in(one).values()) for one in gres)
     return Largest(max(cores), max(memory), max(gpus))
 
 
@@ -95,7 +92,7 @@ def _most_memory(field: Mapping[str, str], cores: int | None) -> int | None:
     return each * cores if each is not None and cores else None
 
 
-def of_request(asked: Request, known: Mapping[str, Partition]) -> list[Excess]:
+def of_request(asked: Request, known: Mapping[str, Limits]) -> list[Excess]:
     """A request that names several partitions is granted by any of them. Of another cluster nothing is known here."""
     names = [name for name in (asked.where.partition or "").split(",") if name]
     if asked.where.cluster or not names or not known:  # not names: the default partition
@@ -109,7 +106,7 @@ def of_request(asked: Request, known: Mapping[str, Partition]) -> list[Excess]:
     return min(found, key=lambda each: (any(one.certain for one in each), len(each)))
 
 
-def _of_partition(asked: Request, there: Partition) -> Iterator[Excess]:
+def _of_partition(asked: Request, there: Limits) -> Iterator[Excess]:
     other = f"lower it, or take another partition ({ELSEWHERE})"
     name = f"partition {there.name}"
     if there.nodes and asked.nodes > there.nodes:

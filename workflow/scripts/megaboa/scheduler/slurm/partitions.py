@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import getpass
 import os
-import re
-from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
@@ -21,7 +19,6 @@ NAMES = ("slurm_account", "slurm_partition", "gpu_partition", "gpu_option")
 GPU_OPTIONS = ("gpus-per-node", "gres", "gpus-per-task", "exclusive")
 ACCOUNT_VARIABLES = ("SBATCH_ACCOUNT", "SLURM_ACCOUNT")  # of sbatch, and of srun
 PARTITION_VARIABLE = "SBATCH_PARTITION"
-_GPUS = re.compile(r"(?:^|,)gpu:(?:([^:(,]+):)?(\d+)")
 NONE: Mapping[str, str] = {}
 _WITHOUT_ACCOUNTING = ("", "(null)", "accounting_storage/none")
 # Shown by `megaboa site`; docs/how-to/slurm.md explains them.
@@ -103,7 +100,7 @@ def ask(known_account: bool = False) -> Cluster:
     """The cluster. `known_account`: associations only say where the account may be used, so they may be missing."""
     # Without partitions hidden from this user's group, which `queries.query` would show.
     groups = queries.query(["sinfo", "--hide", "--noheader", "--format=%R|%P|%a|%l|%D|%G"]) or ""
-    rules = queries.query(["scontrol", "-o", "show", "partition"]) or ""
+    rules = queries.show_partitions()
     settings = queries.settings()
     try:
         users = _associations(settings)
@@ -173,10 +170,7 @@ def gpus_of_a_node(names: str) -> int:
 
 
 def _gpus_of(resources: str) -> list[str]:
-    counts: Counter[str] = Counter()
-    for kind, number in _GPUS.findall(resources):
-        counts[kind or "GPU"] += int(number)
-    return [f"{number} {kind}" for kind, number in counts.items() if number]
+    return [f"{number} {kind or 'GPU'}" for kind, number in queries.gpus_in(resources).items() if number]
 
 
 def choose(

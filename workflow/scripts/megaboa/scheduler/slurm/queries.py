@@ -251,6 +251,23 @@ def parse_nodes(text: str) -> list[Node]:
     return found
 
 
+def show_partitions() -> str:
+    """scontrol's line for each partition, also for those that are hidden from this user."""
+    return query(["scontrol", "-o", "show", "partition"]) or ""
+
+
+# gpu, gpu:8, gpu:h100:8(S:0-1) or gpu:h100:no_consume:8
+_GPUS = re.compile(r"(?:^|,)gpu(?::(?!no_consume\b|\d+(?:[(,]|$))([^:(,]+))?(?::no_consume)?(?::(\d+))?(?=[(,]|$)")
+
+
+def gpus_in(resources: str) -> dict[str, int]:
+    """The GPUs among a node's generic resources, by kind; the kind is empty where SLURM doesn't know it."""
+    counts: dict[str, int] = {}
+    for kind, number in _GPUS.findall(resources):
+        counts[kind] = counts.get(kind, 0) + int(number or 1)
+    return counts
+
+
 def query(command: list[str], seconds: float | None = None) -> str | None:
     """A command's output; None if there is no such job."""
     begun = time.monotonic()
