@@ -4,6 +4,7 @@ import time
 
 import pytest
 
+from megaboa.run import bad_nodes
 from megaboa.scheduler.answers import UnreachableError
 from megaboa.scheduler.slurm import queries
 from megaboa.scheduler.slurm.srun import srun_command
@@ -208,6 +209,8 @@ def stopped(fake_command, tmp_path, monkeypatch):
     """A controller that answers nothing for a while; returns the number of questions so far."""
     monkeypatch.setattr(queries, "_policy", queries._QueryPolicy())
     monkeypatch.setattr(queries, "SLOW_SECONDS", 0.2)
+    # Supervisors of other tests have left threads in this process that ask about nodes, now and then.
+    monkeypatch.setattr(bad_nodes, "revise", lambda results: None)
     for name in ("squeue", "scontrol", "sacctmgr"):
         fake_command(name, f"echo >>{tmp_path}/asked; sleep 0.4; echo 'Unable to contact slurm controller' >&2; exit 1")
     return lambda: (tmp_path / "asked").read_text().count("\n")
