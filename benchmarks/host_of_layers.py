@@ -9,10 +9,12 @@ neither a gate nor norms of queries and keys, `llama` has a gate, `qwen3` both, 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import itertools
 import statistics
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,29 +55,32 @@ def layer(bench: Bench, small: host_times.Small, kind: str, changes: Mapping[str
     return (more - fewer) / (most - least)
 
 
+def table(found: Mapping[tuple[str, str], list[float]]) -> Iterator[str]:
+    yield "| layer | type | µs, median | lowest to highest | each round |\n|---|---|---:|---:|---|"
+    for (name, kind), times in found.items():
+        each = [f"{1e6 * seconds:,.0f}" for seconds in times]
+        middle, low, high = (1e6 * of(times) for of in (statistics.median, min, max))
+        yield f"| {name} | {kind} | {middle:,.0f} | {low:,.0f} to {high:,.0f} | {'; '.join(each)} |"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--kinds", nargs="+", help="types; default: all that this device has")
     asked = parser.parse_args()
     bench = Bench(DEVICE)
     small = host_times.GPU if bench.is_gpu else host_times.CPU
     found: dict[tuple[str, str], list[float]] = {}
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, contextlib.suppress(KeyboardInterrupt):  # prints what it has
         backend, rendezvous = "nccl" if bench.is_gpu else "gloo", f"file://{folder}/rendezvous"
         dist.init_process_group(backend, init_method=rendezvous, rank=0, world_size=1)
         kernel_times.heat(bench)
         with host_times._groups(small):
-            for _ in range(asked.rounds):
-                for kind in bench.kinds:
-                    for name, changes in LAYERS.items():
-                        found.setdefault((name, kind), []).append(layer(bench, small, kind, changes))
-        dist.destroy_process_group()
-    print("| layer | type | µs, median | lowest to highest | each round |\n|---|---|---:|---:|---|")
-    for (name, kind), times in found.items():
-        each = [f"{1e6 * seconds:,.0f}" for seconds in times]
-        low, high = 1e6 * min(times), 1e6 * max(times)
-        middle = 1e6 * statistics.median(times)
-        print(f"| {name} | {kind} | {middle:,.0f} | {low:,.0f} to {high:,.0f} | {'; '.join(each)} |")
+            for number, kind, name in itertools.product(range(asked.rounds), asked.kinds or bench.kinds, LAYERS):
+                seconds = layer(bench, small, kind, LAYERS[name])
+                found.setdefault((name, kind), []).append(seconds)
+                print(f"round {number + 1}, {name} in {kind}: {1e6 * seconds:,.0f} µs", file=sys.stderr, flush=True)
+    print("\n".join(table(found)))
     print("\n" + ", ".join(f"{name} {version}" for name, version in kernel_times.stack(bench).items()))
 
 

@@ -90,6 +90,7 @@ class Training:
     checkpoint_format: str | None = None
     precision: Precision | None = None
     fp8_weights: bool = True  # fp8_param_gather, which Bridge sets with current scaling
+    fp8_recipe: str | None = None  # Bridge's kind of scaling, which it tells the optimizer in 16 bits too
     bf16_ends: bool = True  # first and last layer in bf16, with current scaling
     bf16: bool | None = None
     fp16: bool | None = None
@@ -308,6 +309,7 @@ FIELDS: dict[str, str] = {
     "training.eval_gbs": "validation.eval_global_batch_size",
     "training.eval_mbs": "validation.eval_micro_batch_size",
     "training.fp8_weights": "mixed_precision.fp8_param_gather",
+    "training.fp8_recipe": "mixed_precision.fp8_recipe",
     "training.bf16_ends": "mixed_precision.first_last_layers_bf16",
     "training.bf16": "model.bf16",
     "training.fp16": "model.fp16",

@@ -307,9 +307,10 @@ def _reads_16_bits(f: Facts) -> bool:
     """Whether Transformer Engine's Adam reads gradients in 16 bits, and keeps the fp32 weights: by default only the
     bits of them that the bf16 weights lack.
 
-    With other kinds of FP8 megatron-core keeps them itself (optimizer_config.py,
-    use_precision_aware_optimizer_no_fp8_or_ds_fp8).
+    With other scalings than delayed megatron-core keeps them itself (optimizer_config.py,
+    use_precision_aware_optimizer_no_fp8_or_ds_fp8), and Bridge names `tensorwise` in bf16 without FP8, too.
     """
     precision = f.training.precision or ""
-    other_fp8 = any(kind in precision for kind in ("fp8_current", "subchannel", "mxfp8", "fp4"))
-    return f.training.precision_aware and f.layout.fsdp == "none" and precision.startswith("bf16") and not other_fp8
+    scaling = f.training.fp8_recipe or ("delayed" if "fp8_delayed" in precision else "tensorwise")
+    is_delayed = precision.startswith("bf16") and scaling == "delayed"
+    return f.training.precision_aware and f.layout.fsdp == "none" and is_delayed
