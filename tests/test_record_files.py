@@ -83,7 +83,17 @@ def test_a_version_that_nobody_knows_is_refused(path, version):
     [
         ([1], "it holds something else"),
         ({"run": "a", "identity": "1", "store": "s"}, "it lacks train_iters and iteration and world_size"),
-        (plain(trained()) | {"checkpoints": 3}, "can't be read as TrainRecord .*not iterable"),
+        (
+            plain(trained()) | {"checkpoints": 3},
+            r"can't be read as TrainRecord \(checkpoints is 3, not a list\): remove it",
+        ),
+        (plain(trained()) | {"run": None}, r"\(run is None, not text\)"),
+        (
+            plain(trained()) | {"checkpoints": [{"iteration": 1, "bytes": 2}, {}]},
+            r"\(checkpoints\[1\] lacks iteration and bytes\)",
+        ),
+        (plain(trained()) | {"skipped": [[1, "2"]]}, r"\(skipped\[0\]\[1\] is '2', not a number\)"),
+        (plain(trained()) | {"parent": 3}, r"\(parent is 3, not a mapping or null\)"),
     ],
 )
 def test_what_is_no_record_is_named(path, values, said):
@@ -91,6 +101,13 @@ def test_what_is_no_record_is_named(path, values, said):
     with pytest.raises(RecordError, match=said) as error:
         records.read(TrainRecord, path)
     assert str(error.value).startswith(f"{path}: ")
+
+
+def test_null_stands_for_a_default(path):
+    """Also for a number that isn't finite."""
+    write_json(path, plain(trained()) | {"skipped": None, "parent": None, "bytes": None})
+    record = records.read(TrainRecord, path)
+    assert (record.skipped, record.parent, record.bytes) == ((), None, None)
 
 
 def test_keys_that_are_not_known_are_kept_where_a_file_is_written_again(path):
@@ -105,7 +122,7 @@ def test_a_file_that_is_not_there_is_none(path):
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_every_type_of_a_field_can_be_read(kind):
-    assert base._readers(kind) is not None and base._written(kind) is not None
+    assert base._fields(kind) is not None and base._written(kind) is not None
 
 
 def test_lines_say_what_happened(tmp_path):

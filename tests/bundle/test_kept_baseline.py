@@ -58,7 +58,7 @@ def test_a_report_has_the_checks_and_can_be_made_again_without_the_earlier_runs(
     old, new = experiment(tmp_path / "old"), experiment(tmp_path / "new", seconds=0.2)
     zipped = bundle(tmp_path / "old.zip", experiment(tmp_path / "zipped"))
     ask(new, old, zipped)
-    assert [one["for"] for one in data_needed(new)] == ["report.baseline.path"] * 2
+    assert [one.key for one in data_needed(new)] == ["report.baseline.path"] * 2
     done, folder = report(new, tmp_path / "my.yaml")
     assert done.returncode == 0, done.stderr
     found = {check["quantity"]: check for check in json.loads((folder / "checks.json").read_text())["checks"]}
@@ -82,7 +82,7 @@ def test_a_report_has_the_checks_and_can_be_made_again_without_the_earlier_runs(
     ask(new, old, tmp_path / "other.zip")
     with pytest.raises(InputError, match=r"other.zip: there is neither a results folder nor a bundle"):
         keep(new)
-    assert [one["path"] for one in data_needed(new)] == [str(tmp_path / "other.zip")], "the copy is of another"
+    assert [one.path for one in data_needed(new)] == [str(tmp_path / "other.zip")], "the copy is of another"
 
 
 def test_what_is_no_longer_asked_for_is_removed_and_what_never_was_there_is_an_error(tmp_path):

@@ -21,7 +21,7 @@ def experiment(tmp_path):
         experiment.completed_run(run, steps=8, noise=noise)
         experiment.measure(run)
     packages = {"torch": "2.9.1", "megatron_core": "0.19.2"}
-    image = {"runtime": "venv", "digest": None, "python": "3.12.4", "packages": packages}
+    image = {"runtime": "none", "digest": "1", "python": "3.12.4", "packages": packages}
     write_json(experiment.results / "image.json", image)
     agreements = [{"reference": "dp1", "runs": ["dp2"], "tolerance": 1e-5}]
     settings = {"title": None, "agreements": agreements, "proofs": []}

@@ -10,7 +10,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from megaboa.records import (
     ImageAsked,
     ModelSource,
     ModelSpec,
+    NeededFile,
     ProfileSpec,
     ReportSpec,
     RunsSpec,
@@ -85,7 +86,6 @@ OF_RUN = ("*.json", "metrics/*", "along/*/*.json", "earlier/*/*.json")
 TEXT = {".json", ".jsonl", ".tsv", ".html", ".svg", ".md", ".tex", ".yaml", ".yml", ".txt"}
 LARGEST = 1_000_000  # size limit of scripts and tables, in bytes
 Named = tuple[str, str]  # key of the configuration, and a path that it names
-Needed = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def collect(asked: Asked, machine: Private, environment: Mapping[str, str] = os.
     named, needed = small_files(asked.results, trees, ROOT)
     files = {**named, **_code(), **_recipes(asked.results)}
     files |= {name: _clean(name, without_notify(name, content), machine) for name, content in made.items()}
-    needed = [one | {"path": machine.text(one["path"])} for one in [*needed, *data_needed(asked.results)]]
+    needed = [replace(one, path=machine.text(one.path)) for one in [*needed, *data_needed(asked.results)]]
     files[MANIFEST] = canonical(plain(_manifest(asked, needed))).encode()
     if patch := _git("diff", "HEAD", "--", *_present(CODE)):
         files["code.patch"] = machine.text(patch).encode()
@@ -137,7 +137,7 @@ def readme(experiment: str) -> str:
     return README.format(results=f"results/{experiment}", experiment=experiment)
 
 
-def _manifest(asked: Asked, needed: Iterable[dict[str, str]]) -> BundleManifest:
+def _manifest(asked: Asked, needed: Iterable[NeededFile]) -> BundleManifest:
     folder = ExperimentFolder(asked.results)
     runs = {name: folder.run(name).run for name in _runs(asked.results)}
     image = read_if_there(Image, folder.image)
@@ -285,7 +285,9 @@ def _git(*arguments: str) -> str:
     return "" if done.returncode else done.stdout
 
 
-def small_files(results: Path, trees: Iterable[Mapping[str, Any]], root: Path) -> tuple[dict[str, bytes], list[Needed]]:
+def small_files(
+    results: Path, trees: Iterable[Mapping[str, Any]], root: Path
+) -> tuple[dict[str, bytes], list[NeededFile]]:
     """Small files by their names in the bundle, where the rebuilt workflow will look for them; and those that can't be
     included."""
     files, needed = {}, []
@@ -301,11 +303,11 @@ def small_files(results: Path, trees: Iterable[Mapping[str, Any]], root: Path) -
         elif path.is_file() and (name or path.suffix in SCRIPTS):
             needed.append(_file(key, path))
         elif path.is_dir() and name:
-            needed.append({"for": key, "path": named})
+            needed.append(NeededFile(key=key, path=named))
     return files, needed
 
 
-def data_needed(results: Path) -> list[Needed]:
+def data_needed(results: Path) -> list[NeededFile]:
     """Text and models on this machine that the runs need, from the manifests."""
     found, experiment = [], ExperimentFolder(results)
     for path in experiment.specs.all("corpora"):
@@ -313,31 +315,31 @@ def data_needed(results: Path) -> list[Needed]:
     for path in experiment.specs.all("models"):
         spec, source = read(ModelSpec, path), read_if_there(ModelSource, experiment.model(path.stem).source)
         if (folder := spec.hf) and Path(folder).is_dir():
-            found.append({"for": f"models.{path.stem}.hf", "path": folder, "digest": source and source.digest})
+            found.append(NeededFile(key=f"models.{path.stem}.hf", path=folder, digest=source and source.digest))
     return [*found, *_tokenizers(results), *_baselines(results)]
 
 
-def _texts(key: str, source: str | list[str], listing: Path) -> list[Needed]:
+def _texts(key: str, source: str | list[str], listing: Path) -> list[NeededFile]:
     """The texts of a corpus: single files if they were listed with checksums, or else as named in the configuration."""
     if listing.exists():
         files = [file for file in read(Sources, listing).files if file.kind not in ("source", "stream")]
-        return [{"for": key, "path": one.path, "bytes": one.size, "sha256": one.sha256} for one in files]
+        return [NeededFile(key=key, path=one.path, bytes=one.size, sha256=one.sha256) for one in files]
     named = [one for one in sources.as_list(source) if one != sources.STDLIB and not sources.hub_id(one)]
-    return [{"for": key, "path": one} for one in named]
+    return [NeededFile(key=key, path=one) for one in named]
 
 
-def _tokenizers(results: Path) -> list[Needed]:
+def _tokenizers(results: Path) -> list[NeededFile]:
     """Folders of tokenizers named by corpora and models."""
     found = []
     for kind in ("corpora", "models"):
         for path in ExperimentFolder(results).specs.all(kind):
             folder = (read_json(path).get("tokenizer") or {}).get("path")
             if folder and Path(folder).exists():
-                found.append({"for": f"{kind}.{path.stem}.tokenizer", "path": folder})
+                found.append(NeededFile(key=f"{kind}.{path.stem}.tokenizer", path=folder))
     return found
 
 
-def _baselines(results: Path) -> Iterator[Needed]:
+def _baselines(results: Path) -> Iterator[NeededFile]:
     """The baselines whose metrics have not been copied, as no report was made yet."""
     experiment = ExperimentFolder(results)
     asked = read_if_there(ReportSpec, experiment.specs.report)
@@ -345,7 +347,7 @@ def _baselines(results: Path) -> Iterator[Needed]:
         if experiment.copied_baseline(number, path):
             continue
         key = "report.baseline.path"
-        yield _file(key, path) if path.is_file() else {"for": key, "path": str(path)}
+        yield _file(key, path) if path.is_file() else NeededFile(key=key, path=str(path))
 
 
 def _of_evaluation(results: Path) -> Iterator[Named]:
@@ -411,5 +413,5 @@ def _templates(node: Any, key: str = "") -> Iterator[Named]:
         yield "tuning.template", node
 
 
-def _file(key: str, path: Path) -> Needed:
-    return {"for": key, "path": str(path), "bytes": path.stat().st_size, "sha256": file_digest(path)}
+def _file(key: str, path: Path) -> NeededFile:
+    return NeededFile(key=key, path=str(path), bytes=path.stat().st_size, sha256=file_digest(path))

@@ -17,7 +17,7 @@ from megaboa.data import sources
 from megaboa.errors import InputError
 from megaboa.files import file_digest
 from megaboa.formats import counted, size
-from megaboa.records import BundleManifest, CorpusSpec, parse
+from megaboa.records import BundleManifest, CorpusSpec, NeededFile, parse
 
 LARGE = 1e9  # bytes whose comparison takes long enough to show its progress
 
@@ -41,7 +41,7 @@ class Needed:
 def require(files: Mapping[str, bytes], manifest: BundleManifest, folder: Path) -> None:
     """Print for each key whether what it needs is here; raise InputError if something is missing or differs, or if a
     corpus would read more. `files`: the bundle's; `folder`: where the experiment will run."""
-    needed = [_needed(folder, **{**one, "key": one["for"]}) for one in manifest.needed]
+    needed = [_needed(folder, one) for one in manifest.needed]
     missing = {one.path for one in needed if not one.is_there}
     changed = _changed([one for one in needed if one.path not in missing and one.sha256])
     for key in dict.fromkeys(one.key for one in needed):
@@ -56,9 +56,9 @@ def require(files: Mapping[str, bytes], manifest: BundleManifest, folder: Path) 
         raise InputError(f"nothing was trained: {', '.join(remedy)}, and call again")
 
 
-def _needed(folder: Path, key: str, path: str, **known: object) -> Needed:
-    place = folder / Path(path).expanduser()
-    return Needed(key, path, place, _in(folder, path), known.get("bytes"), known.get("sha256"))
+def _needed(folder: Path, one: NeededFile) -> Needed:
+    place = folder / Path(one.path).expanduser()
+    return Needed(one.key, one.path, place, _in(folder, one.path), one.bytes, one.sha256)
 
 
 def _in(folder: Path, path: str) -> str:

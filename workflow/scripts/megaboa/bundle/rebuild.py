@@ -13,7 +13,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
@@ -88,62 +88,24 @@ def opened(path: Path) -> tuple[Archive, BundleManifest]:
 
 
 def _manifest(path: Path, files: Archive) -> BundleManifest:
+    """The bundle.json. Its texts are used outside of the archive: configurations must be files of the bundle. Only what
+    is `needed` may lie elsewhere, and is only read for its checksum."""
     try:
-        document = json.loads(files[MANIFEST])
-    except (ValueError, RecursionError):  # the second: of brackets in brackets in brackets
-        raise InputError(f"{path}: {MANIFEST} is not valid JSON: {BundleManifest.REMEDY}") from None
-    if problem := manifest_problem(document, files):
-        raise InputError(f"{path}: {MANIFEST}: {problem}: {BundleManifest.REMEDY}")
-    try:
-        return parse(BundleManifest, document, MANIFEST)
+        manifest = parse(BundleManifest, json.loads(files[MANIFEST]), MANIFEST)
     except RecordError as error:
         raise InputError(f"{path}: {error}") from None
-
-
-def manifest_problem(document: Any, files: Collection[str]) -> str | None:
-    """What is wrong with a bundle.json of a known version; None if nothing is.
-
-    Its paths are used outside of the archive: configurations must be files of the bundle. Only what is `needed` may lie
-    elsewhere, and is only read for its checksum.
-    """
-    if not isinstance(document, dict):
-        return "is not a mapping"
-    if document.get(BundleManifest.VERSION_KEY, 0) not in range(BundleManifest.VERSION + 1):
-        return None  # `parse` says so
-    if lacking := [name for name in ("experiment", "config", "device", "environment") if name not in document]:
-        return f"lacks {' and '.join(lacking)}"
-    experiment, environment = document["experiment"], document["environment"]
-    if not _is_text(experiment) or {"/", "\\"} & set(experiment) or experiment in ("", ".", ".."):
-        return f"experiment must be a name, not {experiment!r}"
-    for name in ("config", "device", "changed_files"):
-        if not (isinstance(found := document.get(name, []), list) and all(map(_is_text, found))):
-            return f"{name} must be a list of texts, not {found!r}"
-    if outside := [name for name in document["config"] if name not in files]:
-        return f"config names {outside[0]!r}, which is no file of the bundle"
-    packages = environment.get("packages") if isinstance(environment, dict) else None
-    if not (isinstance(packages, dict) and all(map(_is_text, packages.values()))):
-        return "environment must have packages with their versions"
-    for name in ("seeds", "identities", "ran_on", "environments", "image"):
-        if not isinstance(found := document.get(name) or {}, dict):
-            return f"{name} must be a mapping, not {found!r}"
-    needed = document.get("needed", [])
-    if not isinstance(needed, list) or not all(map(_is_needed, needed)):
-        return "needed must be a list of mappings with `for`, `path`, and if known `bytes` and `sha256`"
-    return None
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and "\0" not in value
-
-
-def _is_needed(value: Any) -> bool:
-    return (
-        isinstance(value, dict)
-        and _is_text(value.get("for"))
-        and _is_text(value.get("path"))
-        and isinstance(value.get("bytes"), int | None)
-        and isinstance(value.get("sha256"), str | None)
-    )
+    except (ValueError, RecursionError):  # the second: of brackets in brackets in brackets
+        raise InputError(f"{path}: {MANIFEST} is not valid JSON: {BundleManifest.REMEDY}") from None
+    experiment, problem = manifest.experiment, None
+    if {"/", "\\", "\0"} & set(experiment) or experiment in ("", ".", ".."):
+        problem = f"experiment must be a name, not {experiment!r}"
+    elif outside := [name for name in manifest.config if name not in files]:
+        problem = f"config names {outside[0]!r}, which is no file of the bundle"
+    elif broken := [one for one in (*manifest.device, *(needed.path for needed in manifest.needed)) if "\0" in one]:
+        problem = f"{broken[0]!r} has a NUL"
+    if problem:
+        raise InputError(f"{path}: {MANIFEST}: {problem}: {BundleManifest.REMEDY}")
+    return manifest
 
 
 def claim(folder: Path) -> None:

@@ -12,14 +12,13 @@ from pathlib import Path
 from megaboa import peaks, records
 from megaboa.errors import InputError
 from megaboa.peaks import Gpu
-from megaboa.records import Calibration, HeldBack, Law, RecordError, Tree
+from megaboa.records import Calibration, HeldBack, Law, RecordError
 
 FOLDER = Path("calibrations")  # in the user's working directory
 SHIPPED = Path(__file__).parent / "calibrations"
 # Used if only GPUs of one node were measured: 400 Gbit/s each, of which collectives reach four fifths.
 NETWORK = Law(rate=40e9, latency=30e-6)
 BY_TYPE = ("products", "grouped", "attention", "attention_fp8")  # have a law for each type
-OPTIONAL = ("experts_host", "network", "held_back", "held_back_by_host")
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
 
 
@@ -76,10 +75,8 @@ def _errors(held: HeldBack) -> str:
 @functools.cache
 def _read(path: Path, kind: str, _changed: int) -> Calibration:
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        if not (problem := _misshapen(values) if isinstance(values, dict) else None):
-            found = records.parse(Calibration, values, path)
-            problem = _problem(found, kind)
+        found = records.parse(Calibration, json.loads(path.read_text(encoding="utf-8")), path)
+        problem = _problem(found, kind)
     except RecordError:  # has the remedy
         raise
     except (ValueError, IsADirectoryError) as error:  # no JSON
@@ -87,17 +84,6 @@ def _read(path: Path, kind: str, _changed: int) -> Calibration:
     if problem:
         raise InputError(f"{path}: is not a calibration of {kind} ({problem}): {Calibration.REMEDY}")
     return found
-
-
-def _misshapen(values: Tree) -> str | None:
-    """The first of its parts that isn't a mapping: an error of reading it wouldn't name the key."""
-    parts = {name: values[name] for name in ("layer", "memory", "node", *BY_TYPE) if name in values}
-    parts |= {name: values[name] for name in OPTIONAL if values.get(name) is not None}
-    for name in (*BY_TYPE, "node", "network"):
-        inner = parts.get(name)
-        if isinstance(inner, dict):
-            parts |= {f"{name}.{key}": law for key, law in inner.items() if name in BY_TYPE or key in COLLECTIVES}
-    return next((f"{name} is {value!r}" for name, value in parts.items() if not isinstance(value, dict)), None)
 
 
 def _problem(found: Calibration, kind: str) -> str | None:
@@ -111,8 +97,6 @@ def _problem(found: Calibration, kind: str) -> str | None:
     for what, laws in (("attention", found.attention), ("attention_fp8", found.attention_fp8)):
         if (missing := {"forward", "backward"} - laws.keys()) and (laws or what == "attention"):
             return f"{what} lacks {' and '.join(sorted(missing))}"
-    if texts := [name for name in ("name", "source") if not isinstance(getattr(found, name), str)]:
-        return f"{texts[0]} is {getattr(found, texts[0])!r}"
     rates: dict[str, float] = {"node.ranks": found.node.ranks}
     if found.network:
         rates["network.ranks"] = found.network.ranks

@@ -10,13 +10,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import reprlib
 import time
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from megaboa import files
 from megaboa.errors import InputError
@@ -78,13 +79,17 @@ def parse[R: Record](kind: type[R], values: Any, source: str | Path) -> R:
         )
     if version < kind.OLDEST:
         raise _no_record(kind, source, "an earlier version wrote it, and meant something else")
-    required = [name for name, key in _required(kind) if key not in values]
-    if required:
-        raise _no_record(kind, source, f"it lacks {' and '.join(required)}")
     try:
         return _build(kind, {key: value for key, value in values.items() if key != kind.VERSION_KEY})
-    except (TypeError, ValueError, AttributeError) as error:
-        raise _no_record(kind, source, str(error)) from None
+    except _Unread as unread:
+        raise _no_record(kind, source, f"{unread.key.lstrip('.') or 'it'} {unread.problem}") from None
+
+
+class _Unread(Exception):
+    """A value that its key can't have. `key`: its place in the record, such as `.node.send`."""
+
+    def __init__(self, problem: str, key: str = ""):
+        self.problem, self.key = problem, key
 
 
 def _no_record(kind: type[Record], source: str | Path, why: str) -> RecordError:
@@ -134,48 +139,91 @@ def _written(kind: type[Record]) -> list[tuple[str, str, Any, Callable[[Any], An
     ]
 
 
+def _is_required(one: dataclasses.Field) -> bool:
+    return one.default is one.default_factory is dataclasses.MISSING
+
+
 def _default(one: dataclasses.Field) -> Any:
     return one.default if one.default_factory is dataclasses.MISSING else one.default_factory()
 
 
-@functools.cache
-def _required(kind: type[Record]) -> list[tuple[str, str]]:
-    found = [one for one in dataclasses.fields(kind) if one.default is one.default_factory is dataclasses.MISSING]
-    return [(one.name, one.metadata.get("key") or one.name) for one in found]
+class _Shape(NamedTuple):
+    """What a type is in JSON: its name in errors, and by types of JSON how it is read, if not as it is."""
+
+    name: str
+    readers: tuple[tuple[Any, Callable[[Any], Any] | None], ...]
 
 
 @functools.cache
-def _readers(kind: type[Record]) -> dict[str, tuple[str, Callable[[Any], Any] | None]]:
-    """Key in the file -> the field's name and the function that converts the JSON value, if needed."""
-    hints = typing.get_type_hints(kind)
-    named = [one for one in dataclasses.fields(kind) if one.name != "more"]
-    return {one.metadata.get("key") or one.name: (one.name, _reader(hints[one.name])) for one in named}
+def _fields(kind: type[Record]) -> dict[str, tuple[str, _Shape, tuple[Any, ...]]]:
+    """Key in the file -> the field's name, its shape, and the types of JSON that are read as they are."""
+    hints, found = typing.get_type_hints(kind), {}
+    for one in dataclasses.fields(kind):
+        name, readers = _shape(hints[one.name])
+        if not _is_required(one):
+            readers = (*readers, (types.NoneType, lambda _, one=one: _default(one)))  # null is the default
+        as_they_are = tuple(kind for kind, reader in readers if reader is None)
+        found[one.metadata.get("key") or one.name] = one.name, _Shape(name, readers), as_they_are
+    del found["more"]
+    return found
 
 
 def _build[R: Record](kind: type[R], values: Tree) -> R:
-    readers, found, more = _readers(kind), {}, {}
+    fields, found, more = _fields(kind), {}, {}
     for key, value in values.items():
-        if key in readers:
-            name, reader = readers[key]
-            found[name] = reader(value) if reader and value is not None else value
+        if key in fields:
+            name, shape, as_they_are = fields[key]
+            found[name] = value if isinstance(value, as_they_are) else _read(shape, value, f".{key}")
         elif key != "event" or not issubclass(kind, Event):
             more[key] = value
-    return kind(**found, more=more)
+    try:
+        return kind(**found, more=more)
+    except TypeError:
+        required = {one.name for one in dataclasses.fields(kind) if _is_required(one)} - found.keys()
+        lacking = [key for key, (name, _, _) in fields.items() if name in required]
+        raise _Unread(f"lacks {' and '.join(lacking)}") from None
 
 
-def _reader(hint: Any) -> Callable[[Any], Any] | None:
-    """The function that converts a JSON value to this type; None if no conversion is needed."""
+def _read(shape: _Shape, value: Any, key: str) -> Any:
+    for kind, reader in shape.readers:
+        if isinstance(value, kind):
+            try:
+                return reader(value) if reader else value
+            except _Unread as unread:
+                raise _Unread(unread.problem, key + unread.key) from None
+    raise _Unread(f"is {reprlib.repr(value)}, not {shape.name}", key)
+
+
+def _shape(hint: Any) -> _Shape:
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if isinstance(hint, type) and issubclass(hint, Record):
-        return functools.partial(_build, hint)
+        return _Shape("a mapping", ((dict, functools.partial(_build, hint)),))
     if origin in (types.UnionType, typing.Union):
-        return next((reader for one in inner if (reader := _reader(one))), None)
-    if origin is tuple:
-        each = _reader(inner[0])
-        return (lambda values: tuple(map(each, values))) if each else tuple
-    if origin is dict and (each := _reader(inner[1])):
-        return lambda values: {key: None if value is None else each(value) for key, value in values.items()}
-    return None
+        members = [_shape(one) for one in inner]
+        names = dict.fromkeys(member.name for member in members)
+        return _Shape(" or ".join(names), tuple(one for member in members for one in member.readers))
+    if origin in (tuple, list):
+        each = [_shape(one) for one in inner if one is not ...]  # the last one is also that of all further values
+
+        def sequence(values: Any) -> Any:
+            return origin(_read(each[min(i, len(each) - 1)], value, f"[{i}]") for i, value in enumerate(values))
+
+        return _Shape("a list", (((list, tuple), sequence),))
+    if origin is dict:
+        of = None if hint == Tree else _shape(inner[1])
+        mapping = of and (lambda values: {key: _read(of, value, f".{key}") for key, value in values.items()})
+        return _Shape("a mapping", ((dict, mapping),))
+    name, kind = _PLAIN[type(inner[0]) if origin is typing.Literal else hint]
+    return _Shape(name, ((kind, None),))
+
+
+_NUMBER = "a number", (int, float, types.NoneType)  # null is what JSON has for one that isn't finite
+_PLAIN = {
+    **{int: _NUMBER, float: _NUMBER},
+    str: ("text", str),
+    bool: ("true or false", bool),
+    types.NoneType: ("null", types.NoneType),
+}
 
 
 def _plain(value: Any) -> Any:

@@ -73,7 +73,7 @@ class Environment(Record):
 
     runtime: str | None = field(default=None, metadata=IF_SET)
     python: str | None = field(default=None, metadata=IF_SET)
-    packages: dict[str, str] | None = field(default=None, metadata=IF_SET)
+    packages: dict[str, str | None] | None = field(default=None, metadata=IF_SET)
     digest: str | None = field(default=None, metadata=IF_SET)
 
 
@@ -119,7 +119,7 @@ class Contract(Record):
     python: str | None = field(default=None, metadata=IF_SET)
     architecture: str | None = field(default=None, metadata=IF_SET)
     c_library: str | None = field(default=None, metadata=IF_SET)
-    packages: dict[str, str] | None = field(default=None, metadata=IF_SET)
+    packages: dict[str, str | None] | None = field(default=None, metadata=IF_SET)
     other_than_pinned: tuple[OtherVersion, ...] | None = field(default=None, metadata=IF_SET)
     imports: tuple[str, ...] | None = field(default=None, metadata=IF_SET)
     untried: dict[str, str] | None = field(default=None, metadata=IF_SET)
@@ -149,7 +149,7 @@ class Image(ImageFile):
 
     runtime: str
     python: str | None = None
-    packages: dict[str, str] = field(default_factory=dict)
+    packages: dict[str, str | None] = field(default_factory=dict)
     path: str | None = None
     bridge_source: BridgeSource | None = None
     contract: Contract | None = None

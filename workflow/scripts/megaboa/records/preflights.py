@@ -99,5 +99,5 @@ class PreflightInImage(Record):
     image: str | None = field(default=None, metadata=IF_SET)  # the image's digest
     why: str | None = field(default=None, metadata=IF_SET)
     how: str | None = field(default=None, metadata=IF_SET)  # how the image was started
-    packages: dict[str, str] | None = field(default=None, metadata=IF_SET)
+    packages: dict[str, str | None] | None = field(default=None, metadata=IF_SET)
     runs: dict[str, InsideCheck] | None = field(default=None, metadata=IF_SET)

@@ -153,7 +153,7 @@ class RankSteps(Record):
     part: str = "unknown"
     window: str = ""
     n: int = 0
-    dropped: int = 0
+    dropped: tuple[int, ...] = ()  # steps before and after the window
     anchor: str | None = None
     second_anchor: str | None = None
     second_anchor_ratio: float | None = None

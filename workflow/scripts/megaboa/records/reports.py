@@ -210,6 +210,17 @@ class BundleEnvironment(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
+class NeededFile(Record):
+    """A file, folder or pattern that the runs need and the bundle lacks; its size and digest, where known."""
+
+    key: str = field(metadata={"key": "for"})  # of the configuration
+    path: str
+    bytes: int | None = field(default=None, metadata=IF_SET)
+    sha256: str | None = field(default=None, metadata=IF_SET)
+    digest: str | None = field(default=None, metadata=IF_SET)  # of a model
+
+
+@dataclass(frozen=True, kw_only=True)
 class BundleManifest(Record):
     """bundle.json: what was run, and with what."""
 
@@ -227,4 +238,4 @@ class BundleManifest(Record):
     image: Tree | None = None
     commit: str | None = None
     changed_files: tuple[str, ...] = ()
-    needed: tuple[dict[str, str], ...] = ()  # data that the bundle lacks: its `path`, and what it is `for`
+    needed: tuple[NeededFile, ...] = ()

@@ -218,7 +218,7 @@ def rank_row(one: Analysed, expected: Expected) -> RankSteps:
         part=part_of(one.capture.rank, expected.layout),
         window=f"{steps.text} of rank {one.capture.rank}",
         n=len(steps),
-        dropped=steps.dropped,
+        dropped=tuple(steps.dropped),
         anchor=steps.anchor,
         second_anchor=steps.second,
         second_anchor_ratio=steps.second_ratio,
