@@ -6,7 +6,8 @@ import made
 import pytest
 
 from megaboa.observe.measure import drift
-from megaboa.records import Identity
+from megaboa.observe.steps import step_rows
+from megaboa.records import Identity, Step
 
 ASKED = {
     "model": {"name": "m"},
@@ -21,7 +22,7 @@ TRAIN = made.trained(identity=IDENTITY.digest)
 
 
 def rows(tokens=512):
-    return [{"step": step, "tokens": tokens} for step in range(1, 4)]
+    return step_rows([Step(step=step, tokens=tokens, attempt=1) for step in range(1, 4)])
 
 
 def test_a_run_as_it_was_asked_for():

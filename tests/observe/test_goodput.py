@@ -1,5 +1,6 @@
 """Where a run's time went: every second once, and under the right name."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -186,7 +187,7 @@ def test_every_second_belongs_to_one_kind(written, data):
     bounds = data.draw(st.none() | st.lists(st.tuples(moments, moments, moments).map(sorted)))
     lives = bounds and [Life("7", *three) for three in bounds]
     steps = [step_event(1, 0.0) | one for one in events if one["event"] == "step"]
-    rows = [row | {"tokens": 1} for row in step_rows(records.events(STEPS, steps))]
+    rows = [replace(row, tokens=1) for row in step_rows(records.events(STEPS, steps))]
     entries = sorted(records.events(LEDGER, entries), key=lambda entry: entry.time)
     found = goodput(entries, records.events(STEPS, events), rows, lives)
     assert set(found.seconds) == set(KINDS) and min(found.seconds.values()) >= 0

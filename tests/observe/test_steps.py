@@ -30,8 +30,8 @@ def test_a_resumed_attempt_marks_what_it_did_again(store):
     write_attempt(store, 1, [step_event(number, START + number) for number in range(1, 14)], torn='{"event": "st')
     write_attempt(store, 2, [step_event(number, START + 50 + number) for number in range(11, 21)])
     rows = step_rows(read_events(RunStore(store)))
-    assert [(row["step"], row["attempt"]) for row in rows if row["replayed"]] == [(11, 1), (12, 1), (13, 1)]
-    assert [row["step"] for row in rows if not row["replayed"]] == list(range(1, 21))
+    assert [(row.step, row.attempt) for row in rows if row.replayed] == [(11, 1), (12, 1), (13, 1)]
+    assert [row.step for row in rows if not row.replayed] == list(range(1, 21))
 
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(1, 20)), min_size=1, max_size=5))
@@ -43,10 +43,10 @@ def test_every_step_has_exactly_one_row_that_counts(attempts):
     ]
     rows = step_rows(events)
     assert len(rows) == len(events)
-    counting = [row for row in rows if not row["replayed"]]
-    assert sorted(row["step"] for row in counting) == sorted({event.step for event in events})
+    counting = [row for row in rows if not row.replayed]
+    assert sorted(row.step for row in counting) == sorted({event.step for event in events})
     for row in counting:
-        assert row["attempt"] == max(event.attempt for event in events if event.step == row["step"])
+        assert row.attempt == max(event.attempt for event in events if event.step == row.step)
 
 
 def test_other_events_make_no_rows():
@@ -125,14 +125,14 @@ def test_ranks_of_a_layer_are_summed_and_layers_of_other_ranks_put_beside_it(rou
     write(routed, 1, 1, [(1, {"2": one([1, 7], 0.2)})])
     write(routed, 1, 2, [(1, {"10": one([4, 4], 0.3)})])
     [row, *_] = rows_of(routed)
-    assert json.loads(row["routing"]) == {"2": one([6, 10], 0.1, 0.2, 0.4), "10": one([4, 4], 0.3)}
-    assert list(json.loads(row["routing"])) == ["2", "10"]
+    assert json.loads(row.routing) == {"2": one([6, 10], 0.1, 0.2, 0.4), "10": one([4, 4], 0.3)}
+    assert list(json.loads(row.routing)) == ["2", "10"]
 
 
 def test_a_step_that_was_done_again_has_what_its_own_attempt_wrote(routed):
     write(routed, 1, 0, [(step, {"1": one([step, 0])}) for step in (1, 2)], torn='{"step": 3, "lay')
     write(routed, 2, 0, [(step, {"1": one([0, step])}) for step in (3, 4)])
-    found = {(row["step"], row["attempt"]): row["routing"] for row in rows_of(routed)}
+    found = {(row.step, row.attempt): row.routing for row in rows_of(routed)}
     assert found[3, 1] is None
     assert [json.loads(found[key])["1"]["load"] for key in ((1, 1), (3, 2), (4, 2))] == [[1, 0], [0, 3], [0, 4]]
 

@@ -228,8 +228,8 @@ def _run(
     use, nodes = _booked(charges)
     counted = Counter[int]()  # tokens by attempt
     for row in rows:
-        if not row["replayed"] and row["time"] >= since:
-            counted[row["attempt"]] += row["tokens"] or 0
+        if not row.replayed and row.time >= since:
+            counted[row.attempt] += row.tokens or 0
     for course in found:
         if tokens := counted[course.start.attempt]:
             names = _nodes_of(course.start)

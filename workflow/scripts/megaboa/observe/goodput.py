@@ -69,9 +69,9 @@ def courses(
     entries: Sequence[Event], events: Sequence[StepEvent], rows: Sequence[Row], lives: Sequence[Life] | None = None
 ) -> list[Course]:
     """The time of every attempt, oldest first. Only this function decides what a second was used for."""
-    timed = timed_rows([row for row in rows if not row["replayed"]])
-    usual = statistics.median(row["seconds"] for row in timed) if timed else None
-    undone = {(row["step"], row["attempt"]) for row in rows if row["replayed"]}
+    timed = timed_rows([row for row in rows if not row.replayed])
+    usual = statistics.median(row.seconds for row in timed) if timed else None
+    undone = {(row.step, row.attempt) for row in rows if row.replayed}
     found: list[Course] = []
     before = _begin(entries, lives)
     for start, own, end, outcome in _attempts(entries, events, lives):

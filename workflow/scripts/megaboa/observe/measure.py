@@ -47,7 +47,7 @@ def trained(folder: RunFolder, peak_tflops: float | None = None) -> Measured:
     attempts, events, identity = read_attempts(store), read_events(store), read(Identity, store.identity)
     rows = add_routing(step_rows(events, steps_in(train.skipped)), store)
     numbers = [start.attempt for start in attempts]
-    final = [row for row in rows if not row["replayed"]]
+    final = [row for row in rows if not row.replayed]
     energy, stragglers = performance.consoles(store, numbers, train.world_size)
     summary = summarize(
         train.run,
@@ -86,15 +86,15 @@ def _earlier(folder: RunFolder) -> _Earlier:
     store, further = RunStore(Path(train.store)), _earlier(before)
     events = read_events(store)
     done = step_rows(events, steps_in(train.skipped))
-    last = max((row["attempt"] for row in done), default=0)
-    own = [row for row in done if row["step"] <= parent.iteration]  # train.json may be of a later one
+    last = max((row.attempt for row in done), default=0)
+    own = [row for row in done if row.step <= parent.iteration]  # train.json may be of a later one
     tokens = None
     if further.tokens is not None and store.path.exists():
-        tokens = further.tokens + sum(row["tokens"] or 0 for row in own if not row["replayed"])
+        tokens = further.tokens + sum(row.tokens or 0 for row in own if not row.replayed)
     if not folder.is_in_place:
         return _Earlier(tokens)
     # The run's own attempts begin with number 1.
-    rows = tuple({**row, "attempt": row["attempt"] - last} for row in (*further.rows, *own))
+    rows = tuple(replace(row, attempt=row.attempt - last) for row in (*further.rows, *own))
     found = [parse(Validation, one, store.path) for one in validation(events)]
     return _Earlier(tokens, rows, (*further.evaluated, *(one for one in found if one.step <= parent.iteration)))
 
@@ -116,7 +116,7 @@ def so_far(folder: RunFolder, store: RunStore) -> Measured | None:
         skipped=left_out,
         parent=folder.run.parent,
     )
-    numbers, final = [start.attempt for start in attempts], [row for row in rows if not row["replayed"]]
+    numbers, final = [start.attempt for start in attempts], [row for row in rows if not row.replayed]
     gpus = performance.gpus(store, numbers, timed_rows(final))
     summary = summarize(folder.name, train, attempts, events, rows, gpus=gpus)
     return Measured(rows, summary, _time(store, events, rows))
@@ -136,7 +136,7 @@ def drift(asked: Tree, identity: Identity, train: TrainRecord, final: list[Row])
     if changed := sorted(_differences(without_harmless(asked), without_harmless(identity.run))):
         reasons.append(f"the configuration has drifted since it was trained: {', '.join(changed)}")
     expected = _tokens_per_step(parse(RunSpec, asked, "run.json"))
-    other = sorted({row["tokens"] for row in final if row["tokens"] is not None} - {expected})
+    other = sorted({row.tokens for row in final if row.tokens is not None} - {expected})
     if expected and other:
         reasons.append(f"steps of {' and '.join(map(str, other))} tokens instead of {expected}")
     return reasons

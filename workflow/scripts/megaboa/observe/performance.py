@@ -29,9 +29,9 @@ def tflops(timed: Sequence[Row], events: Sequence[StepEvent], world_size: int) -
     """TFLOP/s per rank of every timed step, by Bridge's count of operations per token; empty for older attempts."""
     per_token = {event.attempt: event.flops_per_token for event in events if isinstance(event, TrainStart)}
     return [
-        per_token[row["attempt"]] * row["tokens"] / row["seconds"] / world_size / 1e12
+        per_token[row.attempt] * row.tokens / row.seconds / world_size / 1e12
         for row in timed
-        if row["tokens"] and per_token.get(row["attempt"])
+        if row.tokens and per_token.get(row.attempt)
     ]
 
 
@@ -75,9 +75,9 @@ def gpus(store: RunStore, attempts: Sequence[int], timed: Sequence[Row]) -> Gpus
     """The driver's readings of the GPUs during the steps that count for the speed."""
     windows: dict[int, tuple[float, float]] = {}
     for row in timed:
-        begin, end = row["time"] - row["seconds"], row["time"]
-        first, last = windows.get(row["attempt"], (begin, end))
-        windows[row["attempt"]] = min(first, begin), max(last, end)
+        begin, end = row.time - row.seconds, row.time
+        first, last = windows.get(row.attempt, (begin, end))
+        windows[row.attempt] = min(first, begin), max(last, end)
     return use_of({number: store.attempt(number) for number in attempts}, windows)
 
 

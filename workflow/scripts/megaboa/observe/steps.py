@@ -6,6 +6,7 @@ import io
 import json
 import math
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,25 @@ COLUMNS = pa.schema(
 # Prefix of the columns with losses of further validation sets; null at steps without an evaluation.
 VALIDATION_SET = "valid/"
 
-Row = dict[str, Any]
 Layers = dict[str, dict[str, Any]]  # by layer: tokens of each expert, and the smallest routing margins
+
+
+@dataclass(frozen=True)
+class Row:
+    """A step of an attempt: the columns of the table."""
+
+    step: int
+    attempt: int
+    replayed: bool
+    time: float
+    seconds: float | None
+    loss: float | None
+    grad_norm: float | None
+    lr: float | None
+    tokens: int | None
+    skipped: bool
+    further: dict[str, float | None]  # columns that only some runs have
+    routing: str | None = None
 
 
 def read_attempts(store: RunStore) -> list[AttemptStart]:
@@ -54,16 +72,17 @@ def step_rows(events: Sequence[StepEvent], left_out: Collection[int] = ()) -> li
 
     If a step's batch was left out after a loss spike, all its rows count as replayed: the step was undone.
     """
-    rows: dict[tuple[int, int], Row] = {}
+    steps = {(event.step, event.attempt): event for event in events if isinstance(event, Step)}
+    validated: dict[tuple[int, int], dict[str, float | None]] = {}
     for event in events:
-        if isinstance(event, Step):
-            rows[event.step, event.attempt] = _row(event)
-    for event in events:
-        if isinstance(event, Evaluated) and (row := rows.get((event.step, event.attempt))):
-            row |= {name: _float(v) for name, v in event.losses.items() if name.startswith(VALIDATION_SET)}
-    ordered = [rows[key] for key in sorted(rows)]
-    newest = {row["step"]: row["attempt"] for row in ordered}
-    return [{**row, "replayed": row["attempt"] != newest[row["step"]] or row["step"] in left_out} for row in ordered]
+        if isinstance(event, Evaluated):
+            losses = {name: _float(v) for name, v in event.losses.items() if name.startswith(VALIDATION_SET)}
+            validated.setdefault((event.step, event.attempt), {}).update(losses)
+    newest = dict(sorted(steps))
+    return [
+        _row(steps[step, attempt], attempt != newest[step] or step in left_out, validated.get((step, attempt), {}))
+        for step, attempt in sorted(steps)
+    ]
 
 
 def steps_in(ranges: Iterable[Sequence[int]]) -> set[int]:
@@ -80,25 +99,25 @@ def write_steps(path: str | Path, rows: list[Row]) -> None:
 
 def table_of(rows: list[Row]) -> pa.Table:
     """The rows as a table. A loss that wasn't recorded is null; one that was NaN stays NaN."""
-    further = sorted({name for row in rows for name in row if name.startswith(("losses/", VALIDATION_SET))})
+    further = sorted({name for row in rows for name in row.further})
     columns = [*COLUMNS, *((name, pa.float64()) for name in further)]
-    if any("routing" in row for row in rows):
+    if any(row.routing for row in rows):
         columns.append(("routing", pa.string()))
-    schema = pa.schema(columns)
-    return pa.Table.from_pylist(rows, schema=schema)
+    return pa.Table.from_pylist([{**vars(row), **row.further} for row in rows], schema=pa.schema(columns))
 
 
-def _row(event: Step) -> Row:
-    further = {f"losses/{name}": _float(v) for name, v in (event.losses or {}).items() if name != LM_LOSS}
-    return {
-        "step": event.step,
-        "attempt": event.attempt,
-        "time": event.time,
+def _row(event: Step, replayed: bool, validated: dict[str, float | None]) -> Row:
+    losses = {f"losses/{name}": _float(v) for name, v in (event.losses or {}).items() if name != LM_LOSS}
+    return Row(
+        step=event.step,
+        attempt=event.attempt,
+        replayed=replayed,
+        time=event.time,
         **{name: _float(getattr(event, name)) for name in ("seconds", "loss", "grad_norm", "lr")},
-        "tokens": event.tokens,
-        "skipped": bool(event.skipped),
-        **further,
-    }
+        tokens=event.tokens,
+        skipped=bool(event.skipped),
+        further=losses | validated,
+    )
 
 
 def _float(value: Any) -> float | None:
@@ -110,16 +129,9 @@ def is_finite(value: float | None) -> bool:
 
 
 def add_routing(rows: list[Row], store: RunStore) -> list[Row]:
-    """Add a column `routing` (JSON) to the rows, if experts were recorded in any step.
-
-    It has the tokens of each expert, over all ranks.
-    """
-    found: dict[int, dict[int, Layers]] = {}
-    for number in {row["attempt"] for row in rows}:
-        found[number] = _of_attempt(store, number)
-    if not any(found.values()):
-        return rows
-    return [{**row, "routing": _text(found[row["attempt"]].get(row["step"]))} for row in rows]
+    """Add the recorded tokens of each expert, over all ranks, to the rows, as JSON."""
+    found = {number: _of_attempt(store, number) for number in {row.attempt for row in rows}}
+    return [replace(row, routing=_text(found[row.attempt].get(row.step))) for row in rows]
 
 
 def _of_attempt(store: RunStore, number: int) -> dict[int, Layers]:

@@ -45,11 +45,11 @@ def summarize(
 
     `drift`: deviations of the run from its configuration.
     """
-    final = [row for row in rows if not row["replayed"]]
+    final = [row for row in rows if not row.replayed]
     reasons = [*invalid_reasons(train, attempts, final), *drift]
     timed = timed_rows(final)
     tflops = spread(performance.tflops(timed, events, train.world_size))
-    throughput = spread([row["tokens"] / row["seconds"] for row in timed if row["tokens"]])
+    throughput = spread([row.tokens / row.seconds for row in timed if row.tokens])
     summary = {
         "run": run,
         "identity": train.identity,
@@ -59,17 +59,17 @@ def summarize(
         "train_iters": train.train_iters,
         "parent": train.parent,
         "steps": len(final),
-        "tokens": sum(row["tokens"] or 0 for row in final),
-        "skipped_steps": sum(row["skipped"] for row in final),
-        "nan_steps": sum(row["loss"] is not None and math.isnan(row["loss"]) for row in final),
+        "tokens": sum(row.tokens or 0 for row in final),
+        "skipped_steps": sum(row.skipped for row in final),
+        "nan_steps": sum(row.loss is not None and math.isnan(row.loss) for row in final),
         "attempts": len(attempts),
         # more than one if packages or code changed between attempts
         "ran_on": ran_on(attempts),
         "lost_steps": len(rows) - len(final),
         "left_out": train.skipped,  # ranges of steps whose batches were left out after a loss spike
         "warmup_steps_dropped": len(final) - len(timed),
-        "window": [timed[0]["step"], timed[-1]["step"]] if timed else None,  # the steps that count for the speed
-        "step_seconds": spread([row["seconds"] for row in timed]),
+        "window": [timed[0].step, timed[-1].step] if timed else None,  # the steps that count for the speed
+        "step_seconds": spread([row.seconds for row in timed]),
         "tokens_per_second": throughput,
         "tokens_per_second_per_rank": throughput and throughput.median / train.world_size,
         "tflops_per_rank": tflops,
@@ -79,10 +79,8 @@ def summarize(
         "energy": performance.power(energy, gpus),
         "gpus": gpus,
         "stragglers": stragglers,
-        "loss": loss_summary([row["step"] for row in final], [row["loss"] for row in final]),
-        "grad_norm": GradNorm(last=final[-1]["grad_norm"], max=_max([row["grad_norm"] for row in final]))
-        if final
-        else None,
+        "loss": loss_summary([row.step for row in final], [row.loss for row in final]),
+        "grad_norm": GradNorm(last=final[-1].grad_norm, max=_max([row.grad_norm for row in final])) if final else None,
         "validation": validation(events),
     }
     return parse(Summary, without_nan(summary), f"the summary of {run}")
@@ -92,12 +90,12 @@ def invalid_reasons(train: TrainRecord, attempts: Sequence[AttemptStart], final:
     """Why a completed run is invalid; empty if it is valid."""
     reasons = []
     # a step that fp16's loss scaling skipped has no finite loss by design
-    bad = [row["step"] for row in final if not row["skipped"] and not is_finite(row["loss"])]
+    bad = [row.step for row in final if not row.skipped and not is_finite(row.loss)]
     if bad:
         reasons.append(f"no finite loss at {_steps(bad)}")
     left_out = steps_in(train.skipped)
     own = range((train.parent.steps_done if train.parent else 0) + 1, train.train_iters + 1)
-    missing = sorted(set(own) - {row["step"] for row in final} - left_out)
+    missing = sorted(set(own) - {row.step for row in final} - left_out)
     if missing:
         reasons.append(f"{len(final)} of {len(own)} steps recorded; missing: {_steps(missing)}")
     wrong = sorted({start.world_size for start in attempts} - {train.world_size})
@@ -111,8 +109,8 @@ def timed_rows(final: list[Row]) -> list[Row]:
     seen: dict[int, int] = {}
     timed = []
     for row in final:
-        seen[row["attempt"]] = seen.get(row["attempt"], 0) + 1
-        if seen[row["attempt"]] > WARMUP_STEPS and row["seconds"]:
+        seen[row.attempt] = seen.get(row.attempt, 0) + 1
+        if seen[row.attempt] > WARMUP_STEPS and row.seconds:
             timed.append(row)
     return timed
 
