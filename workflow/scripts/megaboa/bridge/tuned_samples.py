@@ -12,10 +12,10 @@ import itertools
 import json
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from jinja2 import TemplateError
 from megatron.bridge.data.builders.gpt_sft import GPTSFTDatasetBuilder, build_gpt_sft_split
@@ -39,6 +39,44 @@ LOOKED_AT = 100  # number of examples for which it is checked that the template 
 MOSTLY = 0.5
 
 
+@dataclass(frozen=True)
+class _Template:
+    """A run's chat template, as errors name it: its corpus, and where the user finds it."""
+
+    corpus: str
+    place: str
+
+    @classmethod
+    def of(cls, folder: RunFolder, config: ConfigContainer) -> Self:
+        corpus = next(iter(split_blends(folder.run.data)["train"]))
+        if folder.run.tuning["template"] is not None:  # run.json has the text alone
+            return cls(corpus, f"tuning.template of run {folder.name}")
+        own = [
+            Path(config.tokenizer.tokenizer_model, name) for name in ("chat_template.jinja", "tokenizer_config.json")
+        ]
+        file = next((path for path in own if path.exists()), own[0].parent)
+        return cls(corpus, f"{file} (or a copy in tuning.template) of run {folder.name}")
+
+    def error(self, problem: str) -> InputError:
+        return InputError(f"corpora.{self.corpus}: {problem}")
+
+    @contextlib.contextmanager
+    def refusals(self) -> Iterator[None]:
+        """Turn the objections of a template, or of Bridge, into a one-sentence error."""
+        try:
+            yield
+        except (ValueError, TypeError, TemplateError) as error:
+            said = " ".join(str(error).split())
+            if "boundary markers" in said or "AssistantMaskBoundaryConfig" in said:  # of a known format, in other words
+                raise self.error(
+                    "nothing in the chat template says which tokens are the assistant's: put {% generation %} and "
+                    f"{{% endgeneration %}} around what it says, in {self.place}"
+                ) from error
+            raise self.error(
+                f"the chat template refuses an example ({said}): correct {self.place}, or remove the example"
+            ) from error
+
+
 def build(folder: RunFolder, cache: Path) -> Tree:
     """Make the samples in the cache; return their number, and statistics of the examples."""
     run = folder.run
@@ -54,16 +92,15 @@ def build(folder: RunFolder, cache: Path) -> Tree:
             f"the tokenizer of model {run.model['name']!r} has no chat template: set tuning.template to a Jinja file"
         )
     counts = {split: _write(folder, split, chats, cache / FILES[split]) for split in splits(run)}
-    corpus = next(iter(split_blends(run.data)["train"]))
-    place = _place(folder, config)
-    read = _read(config, run, corpus, tokenizer, cache / FILES["train"], place)
+    template = _Template.of(folder, config)
+    read = _read(config, run, template, tokenizer, cache / FILES["train"])
     datasets = dict(zip(SPLITS, GPTSFTDatasetBuilder(config.dataset, tokenizer).build(), strict=True))
     samples = {split: len(dataset) for split, dataset in datasets.items() if dataset is not None}
     _require_batches(config, samples, counts)
     read = replace(read, positions=samples["train"] * config.dataset.seq_length)
     epochs = config.train.train_iters * config.train.global_batch_size / samples["train"]
     asked = CorpusRead(
-        name=corpus, weight=1.0, tokens_asked=round(epochs * read.tokens), tokens=read.tokens, epochs=epochs
+        name=template.corpus, weight=1.0, tokens_asked=round(epochs * read.tokens), tokens=read.tokens, epochs=epochs
     )
     return {"samples": samples, "corpora": [plain(asked)], "examples": plain(read)}
 
@@ -124,8 +161,8 @@ def _require_batches(config: ConfigContainer, samples: dict[str, int], examples:
             )
 
 
-def _read(config: ConfigContainer, run: RunSpec, corpus: str, tokenizer: Any, path: Path, place: str) -> ExamplesRead:
-    """Statistics of all training examples, read one by one as in training. `place`: where the template stands."""
+def _read(config: ConfigContainer, run: RunSpec, template: _Template, tokenizer: Any, path: Path) -> ExamplesRead:
+    """Statistics of all training examples, read one by one as in training."""
     builder = GPTSFTDatasetBuilder(replace(config.dataset), tokenizer)
     dataset = build_gpt_sft_split(
         path,
@@ -137,12 +174,12 @@ def _read(config: ConfigContainer, run: RunSpec, corpus: str, tokenizer: Any, pa
         dataset_kwargs=builder.dataset_kwargs,
     )
     if run.tuning["template"] != NO_TEMPLATE:
-        _require_text(path, tokenizer, corpus, place)
+        _require_text(path, tokenizer, template)
     length = config.dataset.seq_length
     tokens = counted = longest = cut = silent = 0
     shown: tuple[list[int], list[int]] | None = None
     for number in range(len(dataset)):
-        ids, mask = _item(dataset, number, corpus, place)
+        ids, mask = _item(dataset, number, template)
         cut += len(ids) > length + 1
         longest = max(longest, len(ids))
         ids, mask = ids[: length + 1], mask[: length + 1]  # the last token is only predicted, the first one never
@@ -150,7 +187,7 @@ def _read(config: ConfigContainer, run: RunSpec, corpus: str, tokenizer: Any, pa
         tokens, counted, silent = tokens + len(ids), counted + counts, silent + (counts == 0)
         if counts and (shown is None or (len(ids) <= length and len(shown[0]) > length)):
             shown = ids, mask
-    _require_answers(run, corpus, counted, tokens - len(dataset), place)
+    _require_answers(run, template, counted, tokens - len(dataset))
     words = get_processor_tokenizer(tokenizer)
     return ExamplesRead(
         examples=len(dataset),
@@ -161,7 +198,7 @@ def _read(config: ConfigContainer, run: RunSpec, corpus: str, tokenizer: Any, pa
         silent=silent,
         positions=0,
         template=_origin(run),
-        shown=ShownExample(corpus=corpus, tokens=len(shown[0]), pieces=tuple(_pieces(*shown, words.decode))),
+        shown=ShownExample(corpus=template.corpus, tokens=len(shown[0]), pieces=tuple(_pieces(*shown, words.decode))),
     )
 
 
@@ -169,65 +206,39 @@ def _origin(run: RunSpec) -> str:
     return {None: "the tokenizer's", NO_TEMPLATE: "none"}.get(run.tuning["template"], "a file of the experiment's")
 
 
-def _place(folder: RunFolder, config: ConfigContainer) -> str:
-    """Where the user finds the run's template: run.json has the text alone."""
-    if folder.run.tuning["template"] is not None:
-        return f"tuning.template of run {folder.name}"
-    own = [Path(config.tokenizer.tokenizer_model, name) for name in ("chat_template.jinja", "tokenizer_config.json")]
-    file = next((path for path in own if path.exists()), own[0].parent)
-    return f"{file} (or a copy in tuning.template) of run {folder.name}"
-
-
-def _item(dataset: Any, number: int, corpus: str, place: str) -> tuple[list[int], list[int]]:
+def _item(dataset: Any, number: int, template: _Template) -> tuple[list[int], list[int]]:
     """An example's tokens, each with a flag for whether it is learned."""
-    with _refusals(corpus, place):
+    with template.refusals():
         item = dataset[number]
     return [int(one) for one in item["input_ids"]], [int(bool(one)) for one in item["loss_mask"]]
 
 
-@contextlib.contextmanager
-def _refusals(corpus: str, place: str) -> Iterator[None]:
-    """Turn the objections of a template, or of Bridge, into a one-sentence error."""
-    try:
-        yield
-    except (ValueError, TypeError, TemplateError) as error:
-        said = " ".join(str(error).split())
-        if "boundary markers" in said or "AssistantMaskBoundaryConfig" in said:  # of a known format, in other words
-            raise InputError(
-                f"corpora.{corpus}: nothing in the chat template says which tokens are the assistant's: put "
-                f"{{% generation %}} and {{% endgeneration %}} around what it says, in {place}"
-            ) from error
-        raise InputError(
-            f"corpora.{corpus}: the chat template refuses an example ({said}): correct {place}, or remove the example"
-        ) from error
-
-
-def _require_answers(run: RunSpec, corpus: str, counted: int, tokens: int, place: str) -> None:
+def _require_answers(run: RunSpec, template: _Template, counted: int, tokens: int) -> None:
     if not counted:
-        raise InputError(
-            f"corpora.{corpus}: not one token of the answers would count in the loss: the chat template marks none, or "
-            f"training.seq_length cuts all of them off: correct {place}, or raise it"
+        raise template.error(
+            "not one token of the answers would count in the loss: the chat template marks none, or "
+            f"training.seq_length cuts all of them off: correct {template.place}, or raise it"
         )
     if counted == tokens and run.tuning["loss_on"] != "everything":
-        raise InputError(
-            f"corpora.{corpus}: every token would count in the loss, those of prompts too, and tuning.loss_on is "
-            f"{run.tuning['loss_on']}: correct {place}, or set it to everything"
+        raise template.error(
+            "every token would count in the loss, those of prompts too, and tuning.loss_on is "
+            f"{run.tuning['loss_on']}: correct {template.place}, or set it to everything"
         )
 
 
-def _require_text(path: Path, tokenizer: Any, corpus: str, place: str) -> None:
+def _require_text(path: Path, tokenizer: Any, template: _Template) -> None:
     """Check that a template includes the texts: it may silently expect other roles or fields than the examples'."""
     with path.open(encoding="utf-8") as lines:
         for number, line in enumerate(itertools.islice(lines, LOOKED_AT), start=1):
             turns = json.loads(line)["messages"]
-            with _refusals(corpus, place):
+            with template.refusals():
                 text = tokenizer.apply_chat_template(turns, tokenize=False)
             for role in ("assistant", "user"):
                 said = [turn["content"].strip() for turn in turns if turn["role"] == role][-1:]
                 if said and said[0] not in text:
-                    raise InputError(
-                        f"corpora.{corpus}: the chat template leaves out what the {role} says last in example {number} "
-                        f"({said[0][:60]!r}): it is not one for these conversations: correct {place}"
+                    raise template.error(
+                        f"the chat template leaves out what the {role} says last in example {number} "
+                        f"({said[0][:60]!r}): it is not one for these conversations: correct {template.place}"
                     )
 
 
