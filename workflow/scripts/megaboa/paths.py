@@ -6,7 +6,7 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -31,11 +31,27 @@ from megaboa.records import (
 from megaboa.store import ID_LENGTH
 
 ALONG, EARLIER = "along", "earlier"
-BASELINE_SOURCE = "source.json"  # the path that a baseline was copied from
 CARD = "README.md"  # of an exported model, at the place where the hub looks for it
 ADAPTER = "adapter"  # of an exported model: the folder with adapters that are not merged
 CHAT_TEMPLATE = "chat_template.jinja"  # of an exported model, at the place where transformers looks for it
 FAILED_PROOF = "failed-proof.json"  # replaces proof.json, which exists only if all checks passed
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """Earlier results or a bundle at `path`, and where an experiment that compares with them has a copy."""
+
+    path: Path
+    copy: Path
+
+    @property
+    def source(self) -> Path:
+        """The path that the copy is of."""
+        return self.copy / "source.json"
+
+    @property
+    def is_copied(self) -> bool:
+        return self.source.is_file() and read_json(self.source) == {"path": str(self.path)}
 
 
 @dataclass(frozen=True)
@@ -167,18 +183,12 @@ class ExperimentFolder:
     def checks(self) -> Path:
         return self.path / "report" / "checks.json"
 
-    def baseline(self, number: int) -> Path:
-        """Copies of an earlier experiment's results, as a baseline for comparison."""
-        return self.path / "baseline" / str(number)
-
-    def copied_baseline(self, number: int, path: Path) -> ExperimentFolder | None:
-        """The copy of this baseline; None if there is none, or one of another."""
-        copy = self.baseline(number)
-        source = copy / BASELINE_SOURCE
-        return ExperimentFolder(copy) if source.is_file() and read_json(source) == {"path": str(path)} else None
+    def baselines_of(self, paths: Iterable[str]) -> list[Baseline]:
+        """The experiment's baselines, which its configuration names by these paths."""
+        return [Baseline(Path(path), self.path / "baseline" / str(n)) for n, path in enumerate(paths, start=1)]
 
     @property
-    def baselines(self) -> list[Path]:
+    def copied_baselines(self) -> list[Path]:
         return sorted((self.path / "baseline").glob("*"))
 
     @property

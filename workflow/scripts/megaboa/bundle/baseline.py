@@ -13,7 +13,7 @@ from pathlib import Path
 from megaboa.bundle.rebuild import opened
 from megaboa.errors import InputError
 from megaboa.files import write_bytes, write_json
-from megaboa.paths import BASELINE_SOURCE, ExperimentFolder
+from megaboa.paths import ExperimentFolder
 from megaboa.records import ReportSpec, read
 
 # In results/<experiment>: files for a run's curve, speed and memory, and its specification.
@@ -24,17 +24,15 @@ def keep(results: Path) -> None:
     """Update the copies for an experiment's report, from those sources that still exist."""
     folder = ExperimentFolder(results)
     asked = read(ReportSpec, folder.specs.report).baseline
-    paths = dict(enumerate(asked.paths if asked else (), start=1))
-    for number, path in paths.items():
-        copy = folder.baseline(number)
-        if Path(path).exists():
-            take(Path(path), copy)
-            write_json(copy / BASELINE_SOURCE, {"path": str(path)})
-        elif folder.copied_baseline(number, Path(path)) is None:
-            raise InputError(f"report.baseline.path: {path}: there is neither a results folder nor a bundle")
-    for old in folder.baselines:
-        if old not in map(folder.baseline, paths):
-            shutil.rmtree(old)
+    baselines = folder.baselines_of(asked.paths if asked else ())
+    for one in baselines:
+        if one.path.exists():
+            take(one.path, one.copy)
+            write_json(one.source, {"path": str(one.path)})
+        elif not one.is_copied:
+            raise InputError(f"report.baseline.path: {one.path}: there is neither a results folder nor a bundle")
+    for old in set(folder.copied_baselines) - {one.copy for one in baselines}:
+        shutil.rmtree(old)
 
 
 def take(source: Path, copy: Path) -> None:

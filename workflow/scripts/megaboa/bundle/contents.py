@@ -343,11 +343,10 @@ def _baselines(results: Path) -> Iterator[NeededFile]:
     """The baselines whose metrics have not been copied, as no report was made yet."""
     experiment = ExperimentFolder(results)
     asked = read_if_there(ReportSpec, experiment.specs.report)
-    for number, path in enumerate(map(Path, asked.baseline.paths if asked and asked.baseline else ()), start=1):
-        if experiment.copied_baseline(number, path):
-            continue
-        key = "report.baseline.path"
-        yield _file(key, path) if path.is_file() else NeededFile(key=key, path=str(path))
+    for one in experiment.baselines_of(asked.baseline.paths if asked and asked.baseline else ()):
+        if not one.is_copied:
+            key = "report.baseline.path"
+            yield _file(key, one.path) if one.path.is_file() else NeededFile(key=key, path=str(one.path))
 
 
 def _of_evaluation(results: Path) -> Iterator[Named]:

@@ -457,7 +457,8 @@ class Asked:
     def check_baseline(self, results: Path) -> None:
         asked = self.experiment.report.baseline
         own = (results / str(self.experiment.experiment)).resolve()
-        for number, path in enumerate(map(Path, asked.paths if asked else ()), start=1):
+        for one in ExperimentFolder(own).baselines_of(asked.paths if asked else ()):
+            path = one.path
             if path.resolve().is_relative_to(own):
                 problem = (
                     f"{path}: lies in this experiment's own results: name another experiment, or a bundle elsewhere"
@@ -465,7 +466,7 @@ class Asked:
             elif (
                 (path.suffix == ".zip" and path.is_file())
                 or ExperimentFolder(path).plan.is_file()
-                or (not path.exists() and ExperimentFolder(own).copied_baseline(number, path))
+                or (not path.exists() and one.is_copied)
             ):
                 continue
             else:

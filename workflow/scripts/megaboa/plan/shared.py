@@ -147,10 +147,9 @@ class Shared:
         gone."""
         asked = self.plan.experiment.report.baseline
         found = []
-        for number, path in enumerate(map(Path, asked.paths if asked else ()), start=1):
-            copied = None if path.exists() else self.paths.copied_baseline(number, path)
-            folder = copied or ExperimentFolder(path)
-            found.append(str(folder.plan if copied or path.is_dir() else path))
+        for one in self.paths.baselines_of(asked.paths if asked else ()):
+            path = one.copy if one.is_copied and not one.path.exists() else one.path
+            found.append(str(ExperimentFolder(path).plan if path.is_dir() else path))
         return found
 
     @property

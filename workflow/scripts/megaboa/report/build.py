@@ -64,7 +64,7 @@ def make(wanted: Wanted) -> str:
     checks = agreement_checks(asked.agreements, runs)
     checks += tensor_checks(asked.agreements, results, checks, wanted.after_failure)
     if asked.baseline:
-        earlier = [load_runs(folder) for folder in ExperimentFolder(results).baselines]
+        earlier = [load_runs(folder) for folder in ExperimentFolder(results).copied_baselines]
         checks += baseline_checks(asked.baseline, runs, earlier)
     profiled = asked.profiles
     if careful:
