@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -27,18 +28,18 @@ def write_schema(words: list[str]) -> int:
     parser.add_argument("--check", action="store_true", help=CHECK)
     check = parser.parse_args(words).check
     from megaboa import model_kinds
-    from megaboa.check import table
+    from megaboa.check import table as rules
     from megaboa.config import describe
     from megaboa.image import pins
 
     texts = {ROOT / "workflow/schemas/experiment.schema.json": describe.schema_text()}
-    for page, with_table in {
-        ROOT / "config/README.md": describe.readme_with_table,
-        ROOT / "containers/README.md": pins.readme_with_table,
-        ROOT / "docs/reference/rules.md": table.page_with_table,
-        ROOT / "docs/reference/kinds.md": model_kinds.page_with_table,
-    }.items():
-        texts[page] = with_table(page.read_text(encoding="utf-8"))
+    for name, subject, table in (
+        ("config/README.md", "keys", describe.markdown()),
+        ("containers/README.md", "versions", pins.markdown()),
+        ("docs/reference/rules.md", "rules", rules.markdown()),
+        ("docs/reference/kinds.md", "kinds", model_kinds.markdown()),
+    ):
+        texts[ROOT / name] = with_table((ROOT / name).read_text(encoding="utf-8"), subject, table)
     return _written(texts, check, "megaboa write-schema")
 
 
@@ -79,9 +80,16 @@ def list_recipes(words: list[str]) -> None:
     if args.names:
         print(json.dumps(names))
     if args.page:
-        files.write_text(args.page, recipes.page_with_table(args.page.read_text(encoding="utf-8"), table))
+        files.write_text(args.page, with_table(args.page.read_text(encoding="utf-8"), "recipes", table))
     else:
         print(table, end="")
+
+
+def with_table(page: str, subject: str, table: str) -> str:
+    """A Markdown page with another table between the comments `subject: generated ...` and `end of subject`."""
+    around = re.compile(rf"(<!-- {subject}: generated [^>]* -->\n).*(<!-- end of {subject} -->)", re.DOTALL)
+    before, begin, end, after = around.split(page)
+    return f"{before}{begin}\n{table.rstrip()}\n\n{end}{after}"
 
 
 def _written(texts: dict[Path, str], check: bool, command: str) -> int:

@@ -15,8 +15,6 @@ from megaboa.config.formula import NAMES
 from megaboa.config.models.experiment import Experiment
 from megaboa.records import Tree
 
-BEGIN, END = "<!-- keys: generated from the typed models by megaboa write-schema -->", "<!-- end of keys -->"
-
 
 class _Plain(GenerateJsonSchema):
     """A schema without titles, which would only repeat the names."""
@@ -76,12 +74,11 @@ def key_table() -> str:
     return "\n".join(rows)
 
 
-def readme_with_table(text: str) -> str:
-    """A README with an updated table between its markers."""
-    begin, end = text.index(BEGIN) + len(BEGIN), text.index(END)
+def markdown() -> str:
+    """The table of config/README.md, with a note."""
     names = ", ".join(f"`{name}`" for name in NAMES)
     note = f"Keys of the types *number* and *whole number* marked with ƒ also take an expression of {names}."
-    return f"{text[:begin]}\n\n{note}\n\n{key_table()}\n\n{text[end:]}"
+    return f"{note}\n\n{key_table()}"
 
 
 def _yaml(value: Any) -> str:

@@ -19,7 +19,6 @@ LOCKS = {  # for ranks
     "cuda": ("runtime-cuda", "transformer-engine", "megatron", "peft"),
 }
 IN_IMAGE = Path("/opt/megaboa/versions.toml")  # the path in images built by our Dockerfiles
-BEGIN, END = "<!-- versions: generated from versions.toml by megaboa write-schema -->", "<!-- end of versions -->"
 _ROLES = {"argument": "build argument", "python": "Python package"}
 
 
@@ -78,15 +77,10 @@ def build_arguments(file: Dockerfile, given: dict[str, str]) -> dict[str, str]:
     return dockerfile.arguments(file, arguments(), given)
 
 
-def table() -> str:
-    """A Markdown table with a row for every pin."""
+def markdown() -> str:
+    """The table of containers/README.md, with a row for every pin."""
     lines = ["| what | version | in the images for | how it is given | why |", "|---|---|---|---|---|"]
     for one in entries():
         how = ", ".join(f"{text} `{getattr(one, role)}`" for role, text in _ROLES.items() if getattr(one, role))
         lines.append(f"| {one.name} | `{one.version}` | {', '.join(one.device)} | {how} | {one.why} |")
     return "\n".join(lines)
-
-
-def readme_with_table(text: str) -> str:
-    before, after = text.split(BEGIN)[0], text.split(END)[1]
-    return f"{before}{BEGIN}\n\n{table()}\n\n{END}{after}"
