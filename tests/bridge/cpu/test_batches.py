@@ -98,4 +98,4 @@ def test_every_rank_reads_what_is_said(tmp_path, names):
                 assert tokens == text
     whole = batches.of_step(folder, STEPS)
     assert [sample.copy for sample in whole.samples] == [0, 0, 1, 1] * 2
-    assert sum(whole.tokens_by("corpus").values()) == BATCH * LENGTH
+    assert sum(whole.corpora.values()) == BATCH * LENGTH

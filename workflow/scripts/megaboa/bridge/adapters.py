@@ -6,7 +6,7 @@ The CPU backend, where it is needed, must be active before this module is import
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -25,7 +25,7 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 from megaboa.bridge import finetuning
-from megaboa.bridge.convert import load_checkpoint
+from megaboa.bridge.convert import hf_tensors, load_checkpoint
 from megaboa.bridge.logits import PROBE_SEQUENCES, PROBE_TOKENS
 from megaboa.bridge.reference import logits_bound
 from megaboa.bridge.tensor_checks import listed, same_bits
@@ -129,7 +129,7 @@ def add_magnitudes(
     with torch.no_grad():
         for weight, magnitude in rows:
             weight.copy_(magnitude.unsqueeze(1).expand_as(weight))
-        for name, tensor in _hf(bridge, model):
+        for name, tensor in hf_tensors(bridge, model):
             module = f"{PREFIX}{name.removesuffix('weight')}"
             if module in modules:
                 found[f"{module}{MAGNITUDE}"] = tensor[:, 0].float().clone()
@@ -147,14 +147,10 @@ def prove(
     """
     base = load_checkpoint(bridge, base_of(folder))
     with Tensors(export) as merged:
-        checks = [_sums(dict(_hf(bridge, base)), load_file(export / ADAPTER / WEIGHTS), merged, folder)]
+        checks = [_sums(dict(hf_tensors(bridge, base)), load_file(export / ADAPTER / WEIGHTS), merged, folder)]
     if importlib.util.find_spec("peft") is None:
         return checks, {"peft": "the package peft is not installed here (`pip install peft`)"}
-    return [*checks, _same_by_peft(dict(_hf(bridge, base)), export, reference)], {}
-
-
-def _hf(bridge: AutoBridge, model: list[torch.nn.Module]) -> Iterator[tuple[str, torch.Tensor]]:
-    return bridge.export_hf_weights(model, cpu=True, show_progress=False)
+    return [*checks, _same_by_peft(dict(hf_tensors(bridge, base)), export, reference)], {}
 
 
 def _sums(

@@ -77,9 +77,7 @@ def _full_disks_told() -> Iterator[None]:
         FileSystemWriterAsync.write_preloaded_data = staticmethod(write)
 
 
-def export_checkpoint(
-    source: ModelSource, checkpoint: Path, folder: Path, file_bytes: int, layout: Layout = WHOLE
-) -> None:
+def export_checkpoint(source: ModelSource, checkpoint: Path, folder: Path, file_bytes: int, layout: Layout) -> None:
     """Export a Megatron checkpoint as a Hugging Face folder: weights, config, tokenizer.
 
     Needs process groups: every rank reads its part of the checkpoint, and the last one writes.

@@ -12,7 +12,6 @@ from megatron.bridge import AutoBridge
 
 from megaboa.bridge import adapters
 from megaboa.bridge.convert import converter_of, export_checkpoint, export_model, is_last, load_checkpoint
-from megaboa.conversion import WHOLE
 from megaboa.files import write_text
 from megaboa.layout import Layout
 from megaboa.paths import ADAPTER, CHAT_TEMPLATE, RunFolder
@@ -20,7 +19,7 @@ from megaboa.records import ModelSource, RunSpec
 
 
 def export_run(
-    run: RunFolder, source: ModelSource, checkpoint: Path, folder: Path, file_bytes: int, layout: Layout = WHOLE
+    run: RunFolder, source: ModelSource, checkpoint: Path, folder: Path, file_bytes: int, layout: Layout
 ) -> None:
     """Export a run's checkpoint, with the chat template that it was fine-tuned with. Adapters are merged, and also
     written next to the model."""
@@ -51,7 +50,7 @@ def add_template(run: RunSpec, folder: Path) -> None:
         write_text(folder / CHAT_TEMPLATE, run.chat_template)
 
 
-def load_trained(bridge: AutoBridge, run: RunFolder, checkpoint: Path, layout: Layout = WHOLE) -> list[torch.nn.Module]:
+def load_trained(bridge: AutoBridge, run: RunFolder, checkpoint: Path, layout: Layout) -> list[torch.nn.Module]:
     """The trained model of a run's checkpoint, with adapters merged. A model with adapters is loaded by one process."""
     if not run.run.has_adapters:
         return load_checkpoint(bridge, checkpoint, layout)

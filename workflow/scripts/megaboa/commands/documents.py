@@ -40,7 +40,7 @@ def main(words: list[str]) -> None:
 
 
 def lines(batch: batches.Batch) -> list[str]:
-    by_corpus, documents = batch.tokens_by("corpus"), batch.documents
+    by_corpus, documents = batch.corpora, batch.documents
     total = sum(by_corpus.values())
     first, last = batch.samples[0].number, batch.samples[-1].number
     samples = f"{counted(len(batch.samples), 'sample')} of {first} to {last}"

@@ -52,15 +52,15 @@ def nearest(word: str, options: Iterable[str]) -> str | None:
     return close[0] if close else None
 
 
-def some_nearest(word: str, options: Iterable[str], most: int = 3) -> list[str]:
-    """The options that may have been meant, the nearest first; also those with a word in common."""
+def some_nearest(word: str, options: Iterable[str]) -> list[str]:
+    """The options, at most three, that may have been meant, the nearest first; also those with a word in common."""
     options = list(options)
     if meant := nearest(word, options):
         return [meant]
     words = _words(word)
     alike = [option for option in options if words & _words(option)]
     alike.sort(key=lambda option: -difflib.SequenceMatcher(None, word, option).ratio())
-    return list(dict.fromkeys([*alike, *difflib.get_close_matches(word, options, n=most, cutoff=0.5)]))[:most]
+    return list(dict.fromkeys([*alike, *difflib.get_close_matches(word, options, cutoff=0.5)]))[:3]
 
 
 def _words(name: str) -> set[str]:

@@ -57,12 +57,12 @@ class Batch:
     step: int
     samples: tuple[Sample, ...]
 
-    def tokens_by(self, of: str) -> Counter:
-        """Number of tokens by the value of a piece's field."""
+    @property
+    def corpora(self) -> Counter:
+        """Number of tokens from each corpus."""
         found: Counter = Counter()
-        for sample in self.samples:
-            for piece in sample.pieces:
-                found[getattr(piece, of)] += piece.tokens
+        for (corpus, _, _), tokens in self.documents.items():
+            found[corpus] += tokens
         return found
 
     @property

@@ -186,7 +186,7 @@ def _read_in(folder: RunFolder, step: int) -> list[str]:
         LookupError,
     ):  # no corpora, a deleted index, another kind of loader
         return []
-    by_corpus, documents = batch.tokens_by("corpus"), batch.documents
+    by_corpus, documents = batch.corpora, batch.documents
     total = sum(by_corpus.values())
     shares = ", ".join(f"{name} {tokens / total:.0%}" for name, tokens in by_corpus.most_common(3))
     (corpus, _, document), most = documents.most_common(1)[0]

@@ -381,7 +381,7 @@ def optimizer_mismatches(parent: str, own: RunSpec, theirs: RunSpec) -> list[Mis
     return [(("training", "precision"), message)]
 
 
-def with_parent(run: Run, experiment: str, name: str, step: int, identity: str | None = None) -> Run:
+def with_parent(run: Run, experiment: str, name: str, step: int, identity: str | None) -> Run:
     """The run with its parent, in its identity and in its row of the plan. `identity`: the parent's, if it has the same
     name."""
     load = Load(**run.config.load.model_dump(mode="json"))

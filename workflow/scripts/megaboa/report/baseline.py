@@ -148,7 +148,7 @@ def _of_loss(
     ours, theirs = _of_seeds(ours), _of_seeds(theirs)
     check = _check(asked, setting, "loss.tail_mean")
     pairs = [(run, other) for run in ours for other in theirs if run.name == other.name]
-    curves = [curve_check(run, other, THEIRS) for run, other in pairs]
+    curves = [_curve_check(run, other) for run, other in pairs]
     one, other = (sample(check.quantity, runs) for runs in (ours, theirs))
     if one is None or other is None:
         return None
@@ -174,10 +174,10 @@ def _of_seeds(runs: Sequence[RunResult]) -> list[RunResult]:
     return list(first.values())
 
 
-def curve_check(run: RunResult, other: RunResult, whose: str, spec: AgreementSpec | None = None) -> AgreementCheck:
+def _curve_check(run: RunResult, other: RunResult) -> AgreementCheck:
     """The agreement check of two runs of one name."""
-    reference = replace(other, name=f"{other.name} {whose}")
-    spec = spec or AgreementSpec(reference=reference.name, runs=(run.name,), tolerance=TOLERANCE)
+    reference = replace(other, name=f"{other.name} {THEIRS}")
+    spec = AgreementSpec(reference=reference.name, runs=(run.name,), tolerance=TOLERANCE)
     [check] = agreement_checks([spec], [reference, run])
     return check
 

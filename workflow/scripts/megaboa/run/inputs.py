@@ -131,7 +131,7 @@ def check_unchanged(folder: RunFolder, corpus: str) -> None:
             ) from None
 
 
-def dataset_problem(dataset: Dataset, dtype: str, is_given: bool = False) -> str | None:
+def dataset_problem(dataset: Dataset, dtype: str, is_given: bool) -> str | None:
     """How the files of a dataset differ from its manifest; None if they don't."""
     folder, prefix = Path(dataset.prefix).parent, dataset.prefix
     for name, size in dataset.sizes.items():

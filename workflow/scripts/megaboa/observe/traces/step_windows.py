@@ -59,7 +59,7 @@ class Steps:
 NO_STEPS = Steps("none", [], np.empty((0, 2), dtype=np.int64), [])
 
 
-def find_steps(capture: Capture, first_step: int = 0) -> tuple[Steps, list[Finding]]:
+def find_steps(capture: Capture, first_step: int) -> tuple[Steps, list[Finding]]:
     """Find the steps. `first_step` is the number of the capture's first step, used if no anchor names it."""
     found = filter(None, map(_forward, anchors(capture)))
     first = next(found, None)

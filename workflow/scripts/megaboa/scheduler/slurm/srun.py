@@ -99,7 +99,7 @@ def without_options(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if not name.startswith(options)}
 
 
-def one_process(wanted: ImageStart, step: bool, gpus: int = 0) -> list[str]:
+def one_process(wanted: ImageStart, step: bool, gpus: int) -> list[str]:
     """The words before a command that start one process. `wanted`: how the image is started; its options for the plugin
     follow these words."""
     gpu = [f"--gres=gpu:{gpus}"] if gpus else []
