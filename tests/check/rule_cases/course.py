@@ -1,0 +1,148 @@
+"""Cases of the rules of check/course.py."""
+
+from rule_cases.case import Case
+
+PROFILE = {"profiler": "pytorch", "iters": 10, "world_size": 4}
+PRETRAINED = {"pretrained": True, "source_tied": False}
+
+CASES = {
+    "warmup_ends_before_the_decay": Case(
+        {"iters": 100, "warmup_iters": 100},
+        "schedule.warmup_iters",
+        "100 steps of warm-up, and the decay ends at step 100",
+        (99,),
+        {"iters": 100, "warmup_iters": 99},
+        {"iters": 100, "warmup_iters": 100, "decay_iters": 200},
+    ),
+    "weight_decay_keeps_to_its_style": Case(
+        {"first_weight_decay": 0.01, "last_weight_decay": 0.2},
+        "scheduler.weight_decay_incr_style",
+        "constant, and weight decay begins with 0.01 and ends with 0.2",
+        ("linear", "cosine"),
+        {"first_weight_decay": 0.01, "last_weight_decay": 0.2, "weight_decay_style": "linear"},
+        {"first_weight_decay": 0.1, "last_weight_decay": 0.1},
+    ),
+    "checkpoints_come_before_the_end": Case(
+        {"iters": 100, "save_interval": 101},
+        "checkpoint.save_interval",
+        "101 in a run of 100 steps",
+        (50,),
+        {"iters": 100, "save_interval": 100},
+        {"iters": 100, "save_interval": 0},
+        "warning",
+    ),
+    "copies_on_nodes_can_be_resumed": Case(
+        {"copied_every": 5, "copied_to_partner": True, "nodes": 1},
+        "checkpoint.local.partner",
+        "true with one node, which has no partner",
+        ("false",),
+        {"copied_every": 5, "copied_to_partner": True, "nodes": 2},
+        {"copied_every": 5, "save_interval": 10},
+    ),
+    "profiled_steps_are_in_the_run": Case(
+        {**PROFILE, "profile_steps": (9, 12)},
+        "profile.steps",
+        "[9, 12] in a run of 10 steps",
+        ([8, 11],),
+        {**PROFILE, "profile_steps": (8, 11)},
+        {"iters": 10, "profile_steps": (9, 11)},
+    ),
+    "profiled_ranks_are_in_the_run": Case(
+        {**PROFILE, "profile_ranks": (0, 4)},
+        "profile.ranks",
+        "[4] of 4 ranks",
+        ([0],),
+        {**PROFILE, "profile_ranks": (0, 3)},
+        {"world_size": 4, "profile_ranks": (0, 4)},
+    ),
+    "profiler_has_a_gpu": Case(
+        {"profiler": "memory", "device": "cpu"},
+        "profile.tool",
+        "memory has nothing to record with device: cpu: snapshots are of CUDA's allocator",
+        ("pytorch", "viztracer"),
+        {"profiler": "memory"},
+        {"profiler": "viztracer", "device": "cpu"},
+    ),
+    "nsys_is_at_hand": Case(
+        {"profiler": "nsys", "has_nsys": False},
+        "profile.tool",
+        "there is no nsys on the PATH here",
+        ("pytorch",),
+        {"profiler": "nsys", "has_nsys": True},
+        {"profiler": "nsys"},
+        "warning",
+    ),
+    "profiled_steps_begin_with_the_first": Case(
+        {**PROFILE, "profile_steps": (0, 4)},
+        "profile.steps",
+        "there is no step 0",
+        ([1, 4],),
+        {**PROFILE, "profile_steps": (1, 4)},
+        {"profile_steps": (0, 4)},
+    ),
+    "nsys_is_around_the_ranks": Case(
+        {"nsys": True},
+        "profiling.use_nsys_profiler",
+        "set profile.tool: nsys instead",
+        (False,),
+        {"profiler": "nsys"},
+        {"pytorch": True},
+        "warning",
+    ),
+    "one_profiler_at_a_time": Case(
+        {"nsys": True, "pytorch": True},
+        "profiling.use_pytorch_profiler",
+        "true together with profiling.use_nsys_profiler: true",
+        (False,),
+        {"pytorch": True},
+        {"pytorch": True, "viztracer": True},
+    ),
+    "profiler_is_started_and_stopped": Case(
+        {"viztracer": True, "start": 4, "end": 8, "iters": 7},
+        "profiling.profile_step_end",
+        "8 in a run of 7 steps",
+        (7,),
+        {"viztracer": True, "start": 4, "end": 7, "iters": 7},
+        {"start": 4, "end": 4, "iters": 7},
+        "warning",
+    ),
+    "profiler_is_on_a_rank": Case(
+        {"pytorch": True, "ranks": (4, 5), "world_size": 4},
+        "profiling.profile_ranks",
+        "[4, 5] of 4 ranks",
+        ([0],),
+        {"pytorch": True, "ranks": (3, 4), "world_size": 4},
+        {"pytorch": True, "ranks": (), "world_size": 4},
+        "warning",
+    ),
+    "nsys_goes_without_fault_tolerance": Case(
+        {"profiler": "nsys", "fault_tolerance": True},
+        "ft.enable_ft_package",
+        "true with the nsys profiler",
+        (False,),
+        {"profiler": "pytorch", "fault_tolerance": True},
+        {"profiler": "nsys"},
+        "warning",
+    ),
+    "tokens_are_in_the_vocabulary": Case(
+        {"tokenizer_vocab": 50258, "vocab_size": 50257},
+        "model.vocab_size",
+        "the tokenizer has 50258 tokens",
+        (50258,),
+        {"tokenizer_vocab": 50257, "vocab_size": 50257},
+        {"vocab_size": 50257},
+    ),
+    "embeddings_are_tied_as_in_the_checkpoint": Case(
+        {**PRETRAINED, "tied": True},
+        "model.share_embeddings_and_output_weights",
+        "true, and the checkpoint's tie_word_embeddings is false",
+        ("false",),
+        {**PRETRAINED, "tied": False},
+        {"source_tied": False, "tied": True},
+    ),
+}
+
+OTHER_WARNINGS = {  # rules that refuse some and warn of others
+    "profiler_is_started_and_stopped": {"memory": True, "start": 4, "end": 4},
+    "profiler_is_on_a_rank": {"memory": True, "ranks": ()},
+}
