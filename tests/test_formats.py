@@ -30,3 +30,9 @@ def test_one_is_singular():
 )
 def test_sizes(number, text):
     assert formats.size(number) == text
+
+
+def test_columns_of_a_table_are_aligned():
+    rows = [("run", "steps", "why"), ("a", "10,000"), ("longer", "1", "no")]
+    assert formats.aligned(rows) == ["run     steps   why", "a       10,000", "longer  1       no"]
+    assert formats.aligned(rows, right={"steps"})[1:] == ["a       10,000", "longer       1  no"]

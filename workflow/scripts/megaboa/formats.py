@@ -1,6 +1,9 @@
-"""Numbers as people read them: counts and sizes. Standard library only."""
+"""Numbers as people read them, counts and sizes, and tables of them. Standard library only."""
 
 from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from itertools import zip_longest
 
 UNITS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
 _SIZES = ((1e15, "PB"), (1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
@@ -29,3 +32,12 @@ def size(number: float) -> str:
         if number >= unit * _ROUNDED:
             return f"{number / unit:.3g} {word}"
     return f"{number:.0f} B"
+
+
+def aligned(rows: Iterable[Sequence[str]], right: Collection[str] = ()) -> list[str]:
+    """The lines of a table whose first row has the columns' names; `right`: the columns that end at the same place."""
+    columns = []
+    for column in zip_longest(*rows, fillvalue=""):
+        width = max(map(len, column))
+        columns.append([cell.rjust(width) if column[0] in right else cell.ljust(width) for cell in column])
+    return ["  ".join(row).rstrip() for row in zip(*columns, strict=True)]

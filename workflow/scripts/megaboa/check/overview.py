@@ -89,18 +89,12 @@ def _cell(value: Any) -> str:
 
 def text(rows: Sequence[Mapping[str, Any]], total: Total) -> str:
     """The first rows, and the totals."""
-    shown = [HEAD, *(_line(one) for one in rows[:SHOWN])]
-    widths = [max(len(line[column]) for line in shown) for column in range(len(HEAD))]
     numbers = {"ranks", "params", "GiB", "of", "tokens", "FLOP", "s/step", "GPU-hours", "disk"}
-    lines = []
-    for line in shown:
-        cells = zip(line, widths, HEAD, strict=True)
-        aligned = (cell.rjust(width) if head in numbers else cell.ljust(width) for cell, width, head in cells)
-        lines.append("  ".join(aligned))
+    lines = formats.aligned([HEAD, *(_line(one) for one in rows[:SHOWN])], right=numbers)
     if len(rows) > SHOWN:
         lines.append(f"... and {formats.counted(len(rows) - SHOWN, 'more run')}, in preflight.tsv")
     lines.append(_totals(len(rows), total))
-    return "\n".join(line.rstrip() for line in lines)
+    return "\n".join(lines)
 
 
 def _totals(runs: int, total: Total) -> str:

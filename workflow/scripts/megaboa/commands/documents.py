@@ -12,7 +12,7 @@ from megaboa import commands
 from megaboa.check.facts import from_json
 from megaboa.data import batches
 from megaboa.errors import InputError
-from megaboa.formats import counted
+from megaboa.formats import aligned, counted
 from megaboa.paths import RunFolder
 from megaboa.run import submitted
 
@@ -54,6 +54,4 @@ def lines(batch: batches.Batch) -> list[str]:
             place = piece.source or piece.dataset
             numbers = (sample.number, sample.copy, piece.corpus, piece.document, piece.begin, piece.tokens, place)
             rows.append(tuple(map(str, numbers)))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    found += ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return found
+    return [*found, *aligned(rows)]

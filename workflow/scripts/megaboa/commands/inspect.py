@@ -9,7 +9,6 @@ import argparse
 import dataclasses
 import json
 import sys
-from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -102,7 +101,7 @@ def lines(one: saved.Saved, found: dict[str, saved.Values]) -> list[str]:
         numbers = (f"{more.norm:.6g}", f"{more.largest:.6g}", str(more.not_finite or "")) if more else ()
         size = formats.size(tensor.bytes)
         rows.append((tensor.name, tensor.dtype, shape(tensor), str(len(tensor.pieces)), size, *numbers))
-    return [*head(one), *table(rows)]
+    return [*head(one), *formats.aligned(rows)]
 
 
 def head(one: saved.Saved) -> list[str]:
@@ -134,7 +133,7 @@ def compared(one: saved.Saved, other: saved.Saved, found: dict[str, saved.Differ
     if changed := [difference for difference in found.values() if difference.differs]:
         rows = [("tensor", "differs", *(("unequal", "relative", "largest") if read else ()))]
         rows += [_difference(one.tensors[difference.name], difference) for difference in changed]
-        text += table(rows)
+        text += formats.aligned(rows)
     same = len(found) - len(changed)
     how = "have equal numbers" if read else "have the same shape and type; --norms compares their numbers"
     return [*text, f"{same:,} of {len(found):,} common tensors {how}"]
@@ -154,11 +153,3 @@ def _difference(tensor: saved.Tensor, difference: saved.Difference) -> tuple[str
 
 def shape(tensor: saved.Tensor) -> str:
     return "x".join(map(str, tensor.shape)) or "one number"
-
-
-def table(rows: Sequence[Iterable[str]]) -> list[str]:
-    filled = [tuple(row) for row in rows]
-    width = max(map(len, filled))
-    filled = [row + ("",) * (width - len(row)) for row in filled]
-    widths = [max(map(len, column)) for column in zip(*filled, strict=True)]
-    return ["  ".join(cell.ljust(room) for cell, room in zip(row, widths, strict=True)).rstrip() for row in filled]

@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 
 from megaboa import files, records, store
 from megaboa.check import halving
-from megaboa.formats import counted
+from megaboa.formats import aligned, counted
 from megaboa.image.runtimes import NO_CONTAINER
 from megaboa.paths import ExperimentFolder, RunFolder
 from megaboa.records import InsideAsked, RankEnd, Setting, Tree, Trial, Tried, TuneSpec, Tuning, Worth, plain, write
@@ -420,8 +420,7 @@ def table(tuning: Tuning) -> list[tuple[str, ...]]:
 def text(tuning: Tuning) -> str:
     """For the terminal."""
     rows = [COLUMNS[:7], *(row[:7] for row in table(tuning))]
-    widths = [max(len(row[place]) for row in rows) for place in range(7)]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    lines = aligned(rows)
     if tuning.rounds > 1:
         lines.append("slower: by trials of the same rounds, because the machine isn't equally fast in all of them")
     if tuning.worth:
