@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from megaboa.bridge import process, te_mlp, wheels
 process.make_fit("cpu")
 from megatron.bridge.models import gpt_provider
-wheels.is_installed = lambda module: True
+wheels.is_installed, te_mlp._keep_no_state_of_it = (lambda module: True), (lambda: None)
 before = gpt_provider.get_gpt_layer_with_transformer_engine_spec
 te_mlp.complete(SimpleNamespace(use_te_activation_func=False))
 assert gpt_provider.get_gpt_layer_with_transformer_engine_spec is before
@@ -30,6 +30,32 @@ assert "use_te_activation_func" in inspect.signature(before).parameters
 @pytest.mark.slow
 def test_bridge_tells_the_layers_to_use_its_activation():
     subprocess.run([sys.executable, "-c", TOLD], check=True)
+
+
+class Activation(torch.nn.Module):
+    """As an operation of Transformer Engine, which has a state even if there is nothing in it."""
+
+    def get_extra_state(self):
+        return torch.empty(0)
+
+    def set_extra_state(self, state):
+        pass
+
+
+class Op:
+    def __new__(cls, config):
+        return Activation()
+
+
+def test_its_activation_is_loaded_from_checkpoints_without_it(monkeypatch):
+    extension = ModuleType("megatron.core.extensions.transformer_engine")
+    extension.TEActivationOp = Op
+    monkeypatch.setitem(sys.modules, extension.__name__, extension)
+    assert list(Op(None).state_dict()) == ["_extra_state"]
+    te_mlp._keep_no_state_of_it()
+    mlp = torch.nn.Sequential(torch.nn.Linear(2, 2), Op(None))
+    assert list(mlp.state_dict()) == ["0.weight", "0.bias"] and isinstance(mlp[1], Activation)
+    mlp.load_state_dict(mlp.state_dict(), strict=True)
 
 
 class Joined(torch.nn.Module):

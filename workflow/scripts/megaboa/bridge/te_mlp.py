@@ -6,6 +6,8 @@ import functools
 from collections import OrderedDict
 from typing import Any
 
+import torch
+
 from megaboa.bridge import wheels
 
 
@@ -15,6 +17,7 @@ def complete(model: Any) -> None:
         return
     if getattr(model, "use_te_activation_func", False):
         _pass_on_the_activation()
+        _keep_no_state_of_it()
     if getattr(model, "use_transformer_engine_op_fuser", False):
         _wait_for_gathered_weights()
 
@@ -30,6 +33,29 @@ def _pass_on_the_activation() -> None:
     made = gpt_provider.get_gpt_layer_with_transformer_engine_spec
     passed_on = functools.partial(made, use_te_activation_func=True)
     gpt_provider.get_gpt_layer_with_transformer_engine_spec = functools.wraps(made)(passed_on)
+
+
+def _keep_no_state_of_it() -> None:
+    """The activation's operation would save an empty state, and look for it in every checkpoint that it loads.
+
+    Imported models and runs without it have none: pretrained weights could not be loaded.
+    """
+    from megatron.core.extensions.transformer_engine import TEActivationOp
+
+    made = TEActivationOp.__new__
+
+    def stateless(cls: type, config: Any) -> Any:
+        layer = made(cls, config)
+        layer.__class__ = _without_state(type(layer))
+        return layer
+
+    TEActivationOp.__new__ = stateless
+
+
+@functools.cache
+def _without_state(kind: type) -> type:
+    plain = {name: getattr(torch.nn.Module, name) for name in ("get_extra_state", "set_extra_state")}
+    return type(kind.__name__, (kind,), plain)
 
 
 def _wait_for_gathered_weights() -> None:
