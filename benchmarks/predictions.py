@@ -285,8 +285,10 @@ def ours() -> list[Row]:
     llama = of_experiment("h200-llama3-8b", "llama3-8b-2xh200.yaml")
     again = of_experiment("h200-llama3-8b-again", "llama3-8b-2xh200.yaml", "overlays/llama3-8b-fusions.yaml")
     fastest = of_experiment("h200-llama3-8b-fastest", "llama3-8b-2xh200.yaml", "overlays/llama3-8b-fusions.yaml")
+    bf16 = of_experiment("h200-llama3-8b-bf16", "llama3-8b-2xh200.yaml")
     eight = of_experiment("h200-llama3-slices", "slices-1xh200.yaml", "overlays/llama3-precisions.yaml")
     blind = [one for data in ("h200-blind", "h200-blind-again") for one in of_experiment(data, "blind-2xh200.yaml")]
+    even = of_experiment("h200-experts-balanced", "blind-2xh200.yaml", "overlays/experts-balanced.yaml")
     four = of_experiment("h200-four", "llama3-8b-8xh200.yaml", "overlays/llama3-8b-4xh200.yaml")
     scaling = [one for data in ("h200-scaling", "h200-scaling-4") for one in of_experiment(data, "scaling-8xh200.yaml")]
     tuned = of_experiment("h200-tune", "llama3-8b-2xh200.yaml", HERE / "h200-tune.yaml")
@@ -294,7 +296,8 @@ def ours() -> list[Row]:
     experts = [one for data in of_experts for one in of_experiment(data, "moe-2xh200.yaml")]
     slices = [one for data in ("h200-slices", "h200-one-kernel") for one in of_experiment(data, "slices-1xh200.yaml")]
     gpt2 = [one for data in ("h200-gpt2-large", "h200-tune-gpt2") for one in gpt2_large(data)]
-    return [*gpt2, *llama, *again, *fastest, *eight, *blind, *four, *scaling, *tuned, *experts, *slices]
+    llamas = [*llama, *again, *fastest, *bf16, *eight]
+    return [*gpt2, *llamas, *blind, *even, *four, *scaling, *tuned, *experts, *slices]
 
 
 # --- the errors -------------------------------------------------------------------------------------------------------
