@@ -86,6 +86,7 @@ def make(first: Side, second: Side, page: Path) -> Checks:
             checks=checks,
             figure=_figure(specs, passed(renamed), page.parent),
             rows=rows_of(ours, theirs),
+            evaluated=evaluated(ours, theirs),
             same=[run.name for run in ours if any(is_same(run, other) for other in theirs)],
             machines=machines(first, second),
             packages=packages(first.manifest, second.manifest),
@@ -164,6 +165,27 @@ def rows_of(ours: Sequence[RunResult], theirs: Sequence[RunResult]) -> list[Row]
             one, other = sample(quantity, setting.runs), sample(quantity, like.runs)
             if one and other:
                 rows.append(Row(setting.name, quantity, one.middle, other.middle, ratio(other, one)))
+    return rows
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """A result of an evaluation, in both bundles; None where a bundle lacks it."""
+
+    run: str
+    name: str
+    first: float | None
+    second: float | None
+
+
+def evaluated(ours: Sequence[RunResult], theirs: Sequence[RunResult]) -> list[Evaluated]:
+    """Results of evaluations, by run, in the order of A."""
+    one, other = ({run.name: run.evaluation for run in runs} for runs in (ours, theirs))
+    rows = []
+    for run in dict.fromkeys((*one, *other)):
+        first, second = one.get(run, {}), other.get(run, {})
+        names = dict.fromkeys((*first, *second))
+        rows += [Evaluated(run, name, first.get(name), second.get(name)) for name in names]
     return rows
 
 
