@@ -69,7 +69,8 @@ NON_PERSISTENT = (
     "replication_jump",
     "replication_factor",
 )
-# Fields that say where a run writes and what it resumes from: Megaboa sets them itself, after everything else.
+# Fields that say where a run writes, what it resumes from, and by which signal it ends: Megaboa sets them itself, after
+# everything else.
 OWN_FIELDS = (
     "checkpoint.save",
     "checkpoint.load",
@@ -77,6 +78,9 @@ OWN_FIELDS = (
     "scheduler.override_opt_param_scheduler",
     "scheduler.use_checkpoint_opt_param_scheduler",
     "dataset.path_to_cache",
+    "train.exit_signal",
+    "train.exit_signal_handler",
+    "train.exit_signal_handler_for_dataloader",
 )
 
 # Keys with the same meaning as Bridge's field: an override of the field is just another spelling of the key.
