@@ -14,7 +14,7 @@ from megaboa.bundle.private import Private
 from megaboa.errors import InputError
 from megaboa.evaluation import files_of
 from megaboa.files import write_json, write_text
-from megaboa.records import EvaluateSpec, FrozenTokenizer, ImageAsked, SourceFile, Sources, write
+from megaboa.records import EvaluateSpec, FrozenTokenizer, ImageAsked, ReportSpec, SourceFile, Sources, write
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "gpt_tiny.py"
 
@@ -130,6 +130,13 @@ def test_what_was_made_along_a_training_and_what_a_run_was_are_in_it(asked):
     assert {
         f"results/tiny/runs/a/{name}" for name in ("along/40/proof.json", "earlier/0123456789ab/train.json")
     } <= set(bundled(asked))
+
+
+def test_runs_that_the_sweep_leaves_out_are_named(asked):
+    assert b"Left out" not in bundled(asked)["README.md"]
+    path = asked.results / "specs" / "report.json"
+    write(path, ReportSpec(title=None, agreements=(), proofs=(), excluded=("b", "c")))
+    assert b"\n\nLeft out of the sweep: b, c.\n\n" in bundled(asked)["README.md"]
 
 
 def test_scripts_and_tables_that_the_configuration_names_are_in_it(asked, tmp_path, tmp_path_factory):

@@ -56,6 +56,33 @@ def test_illegal_runs_are_left_out_and_listed_as_invalid(plan_of, tmp_path):
     assert not (tmp_path / "small/runs/tp3").exists()
 
 
+def test_runs_that_the_sweep_excludes_are_neither_checked_nor_planned(plan_of, tmp_path):
+    text = (
+        "sweep: {grid: {parallel.tp: [1, 3], training.seed: [1, 2]}, exclude: [tp1-seed2, 'tp3*']}\n"
+        "report: {agreements: [{reference: tp1-seed2, runs: ['*'], twins: 2}]}\n"
+        "export: {runs: [tp3-seed1]}\n"
+    )
+    plan = plan_of(text)
+    assert [run.name for run in plan.runs] == ["tp1-seed1"] and plan.excluded == ("tp1-seed2", "tp3-seed1", "tp3-seed2")
+    assert plan.left_out == ["left out of the sweep: tp1-seed2, tp3-seed1, tp3-seed2 (sweep.exclude)"]
+    assert (plan.exports, plan.agreements, plan.invalid) == ([], [], [])
+    report = specifications.contents(Shared(plan, tmp_path))["report.json"]
+    assert report["excluded"] == ["tp1-seed2", "tp3-seed1", "tp3-seed2"]
+
+
+@pytest.mark.parametrize(
+    ("patterns", "said"),
+    [
+        ("[sed2]", "more.yaml:1: sweep.exclude: there is no run 'sed2'; did you mean 'seed2'?"),
+        ("['seed1*', '*2']", "sweep.exclude: leaves no run: remove a pattern"),
+    ],
+)
+def test_a_pattern_of_the_sweep_excludes_something_and_not_everything(plan_of, patterns, said):
+    with pytest.raises(ConfigError) as error:
+        plan_of(f"sweep: {{grid: {{training.seed: [1, 2]}}, exclude: {patterns}}}")
+    assert said in str(error.value)
+
+
 def test_masks_of_documents_and_twins_are_left_out_with_their_layouts(plan_of):
     text = "data: {reset_attention_mask: true}\nsweep: {skip_illegal: true, grid: {parallel.cp: [1, 2]}}"
     plan = plan_of(text, **{"training.train_iters": 10, "resources.gpus_per_node": 2})

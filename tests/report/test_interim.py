@@ -161,7 +161,7 @@ def test_a_call_that_failed_names_its_runs_and_what_can_be_had(experiment):
     said = status.failed("tiny", status.missing(experiment.results))
     assert said[0].startswith("1 run failed, and report and bundle need every run")
     assert said[1] == "  failed: failed, step 3/8: nan (attempt 1, step 4, rank 0; cause: nan)"
-    assert "megaboa interim tiny" in said[-1] and "sweep" in said[-1] and len(said) == 3
+    assert "megaboa interim tiny" in said[-1] and "`sweep.exclude`" in said[-1] and len(said) == 3
     assert status.failed("tiny", [one for one in status.missing(experiment.results) if one.run != FAILED]) == []
 
 

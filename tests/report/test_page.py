@@ -101,7 +101,8 @@ def test_the_table_of_runs_has_the_swept_values(experiment, tmp_path, svg_alone)
     seeds["tp2"] |= {"parallel.tp": 2, "a.o_<_e": 1, "a.two": 2, "a.three": 3}
     swept = swept_columns(runs, Frames(runs, seeds, unset={"dp1": {"parallel.tp": 1}}))
     given = {"checks": [], "drawn": [], "corpora": [], "provenance": PROVENANCE}
-    html = render(title="t", experiment="tiny", runs=runs, swept=swept, **given)
+    html = render(title="t", experiment="tiny", runs=runs, swept=swept, excluded=("wild", "lr0.1"), **given)
+    assert "<p>Left out of the sweep: wild, lr0.1.</p>" in html
     table = rows(html)
     assert table[0].startswith("run|state|model|layout|seed|tp|o_ &lt;_ e|two|dp|")
     assert table[1].startswith("dp1|PASS|dense|–|0|1|||1|") and table[2].startswith("tp2|PASS|dense|tp2 sp|1|2|1|2|1|")

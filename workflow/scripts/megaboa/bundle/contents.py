@@ -57,7 +57,7 @@ README = """\
 `{results}/report/index.html` is the report, `{results}/report/data/` what its figures show, `bundle.json` what was run:
 configuration, code commit, packages, seeds. All files are described in `ro-crate-metadata.json`, a
 [Workflow Run RO-Crate](https://w3id.org/ro/wfrun/workflow/0.5).
-
+{left_out}
 In a clone of the project, `make reproduce BUNDLE=<this file>` makes the figures' data again from the metrics in here
 and, for an experiment on the CPU, trains all of it again, with the code in here, and says which files are equal.
 """
@@ -113,7 +113,7 @@ def collect(asked: Asked, machine: Private, environment: Mapping[str, str] = os.
     files[MANIFEST] = canonical(plain(_manifest(asked, needed))).encode()
     if patch := _git("diff", "HEAD", "--", *_present(CODE)):
         files["code.patch"] = machine.text(patch).encode()
-    files["README.md"] = readme(asked.results.name).encode()
+    files["README.md"] = _readme(asked.results).encode()
     refuse_secrets(files, environment)
     return files
 
@@ -133,8 +133,10 @@ def refuse_secrets(files: Files, environment: Mapping[str, str]) -> None:
             )
 
 
-def readme(experiment: str) -> str:
-    return README.format(results=f"results/{experiment}", experiment=experiment)
+def _readme(results: Path) -> str:
+    asked = read_if_there(ReportSpec, ExperimentFolder(results).specs.report)
+    left_out = f"\nLeft out of the sweep: {', '.join(asked.excluded)}.\n" if asked and asked.excluded else ""
+    return README.format(results=f"results/{results.name}", experiment=results.name, left_out=left_out)
 
 
 def _manifest(asked: Asked, needed: Iterable[NeededFile]) -> BundleManifest:

@@ -204,8 +204,8 @@ def introduce(plan: Plan, on_cluster: bool) -> None:
         say(note)
     for warning in screen.warnings(plan):
         say(warning)
-    for left_out in plan.invalid:
-        say(str(left_out))
+    for left_out in plan.left_out:
+        say(left_out)
     say(screen.heading(plan))
     for line in asked_for(plan, on_cluster):
         say(line)

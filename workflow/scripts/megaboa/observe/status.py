@@ -283,7 +283,7 @@ def failed(experiment: str, runs: Sequence[Standing]) -> list[str]:
         *(f"  {run.run}: {run.why}" for run in found[:SHOWN]),
         *more,
         f"`megaboa doctor {experiment}` says what to try, `megaboa interim {experiment}` makes a report of what is "
-        "there; to finish without a run, take its values out of `sweep`",
+        "there; to finish without a run, name it in `sweep.exclude`",
     ]
 
 

@@ -5,6 +5,7 @@ Problems are collected, so that all are reported at once.
 
 from __future__ import annotations
 
+import fnmatch
 import itertools
 import re
 from collections.abc import Iterator
@@ -33,9 +34,12 @@ class Choice:
 
 
 def choices_of(loaded: LoadedExperiment) -> Iterator[Choice]:
-    """The choices of the sweep, followed by those that agreements add."""
+    """The choices of the sweep without those that it excludes, followed by those that agreements add."""
+    excluded = loaded.experiment.sweep.exclude if loaded.experiment.sweep else []
     wanted = {one.reference: [] for one in loaded.experiment.report.agreements if one.twins or one.seeds}
-    for choice in _of_sweep(loaded):
+    for choice in of_sweep(loaded):
+        if any(fnmatch.fnmatch(choice.name, pattern) for pattern in excluded):
+            continue
         if choice.name in wanted:
             wanted[choice.name].append(choice)
         yield choice
@@ -63,7 +67,8 @@ def _added(loaded: LoadedExperiment, reference: Choice) -> Iterator[Choice]:
         yield Choice(name, {**reference.values, SEED: first + number}, (*place, "seeds"), reference.name)
 
 
-def _of_sweep(loaded: LoadedExperiment) -> Iterator[Choice]:
+def of_sweep(loaded: LoadedExperiment) -> Iterator[Choice]:
+    """All choices of the sweep, also those that it excludes."""
     if not loaded.factors:
         yield Choice("run", {}, ())
     elif len(loaded.factors) == 1:

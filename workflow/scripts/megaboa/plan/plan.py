@@ -11,6 +11,7 @@ from pathlib import Path
 from megaboa import files
 from megaboa.check.costs import Costs
 from megaboa.check.facts import Facts
+from megaboa.check.refusals import some_of
 from megaboa.config.models.experiment import Experiment
 from megaboa.config.models.model import Model
 from megaboa.paths import ExperimentFolder, RunFolder
@@ -105,9 +106,16 @@ class Plan:
     evaluated: list[str] = field(default_factory=list)  # exported runs that are evaluated
     published: Tree | None = None  # the table of report.compare_to
     invalid: list[Invalid] = field(default_factory=list)
+    excluded: tuple[str, ...] = ()  # runs that `sweep.exclude` leaves out
     warnings: dict[str, list[str]] = field(default_factory=dict)  # warning -> runs that it applies to
     swept: tuple[str, ...] = ()  # keys of the sweep, also those that only runs set that are left out
     notes: tuple[str, ...] = ()  # changes by the environment, and values that the sweep replaces
+
+    @property
+    def left_out(self) -> list[str]:
+        """What is said of runs that are left out, in lines."""
+        excluded = [f"left out of the sweep: {some_of(self.excluded)} (sweep.exclude)"] if self.excluded else []
+        return [*excluded, *map(str, self.invalid)]
 
     def __getitem__(self, name: str) -> Run:
         return next(run for run in self.runs if run.name == name)

@@ -21,7 +21,7 @@ from megaboa.data.hub import is_id
 from megaboa.layout import Layout
 from megaboa.paths import ExperimentFolder, RunFolder
 from megaboa.plan import device, documents, tasks
-from megaboa.plan.choices import Choice, Place, Problems, TreePath, bad_names, choices_of, seeds, twins
+from megaboa.plan.choices import Choice, Place, Problems, TreePath, bad_names, choices_of, of_sweep, seeds, twins
 from megaboa.plan.one_run import RunPlanner
 from megaboa.plan.parents import Parents, kept_by, listed, saved_for_other_layouts, split, will_keep
 from megaboa.plan.plan import Plan, Run
@@ -61,6 +61,7 @@ class _Planner:
 
     def plan(self) -> Plan:
         choices = list(itertools.islice(choices_of(self.loaded), MAX_RUNS + 1))
+        excluded = self.excluded()
         swept = tuple(dict.fromkeys(dotted(path) for choice in choices for path in choice.values))
         if len(choices) > MAX_RUNS:
             self.problems.add(("sweep",), f"gives more than {MAX_RUNS} runs: split it")
@@ -69,7 +70,9 @@ class _Planner:
             self.problems.add(choice.place, message)
         runs = self.with_parents([run for choice in choices if (run := self.each.plan(choice))], choices)
         sound = not self.problems.found
-        left_out = {run.name for run in self.each.invalid}
+        left_out = {*excluded, *(run.name for run in self.each.invalid)}
+        if excluded and not choices:
+            self.problems.add(("sweep", "exclude"), "leaves no run: remove a pattern")
         if choices and not runs and not self.problems.found:
             self.problems.add(("sweep", "skip_illegal"), f"no run is left: {self.each.invalid[0]}")
         # Exports and patterns refer to runs named by the user, not to those that agreements add.
@@ -110,11 +113,20 @@ class _Planner:
             exports=exports,
             evaluated=evaluated,
             agreements=agreements,
+            excluded=excluded,
             published=published,
             warnings=self.each.warnings,
             swept=swept,
             notes=(*self.loaded.notes, *of_store(self.base.store)),
         )
+
+    def excluded(self) -> tuple[str, ...]:
+        """The runs that the sweep excludes; a pattern that matches none is a problem."""
+        patterns = self.base.sweep.exclude if self.base.sweep else []
+        if not patterns:
+            return ()
+        names = [choice.name for choice in itertools.islice(of_sweep(self.loaded), MAX_RUNS)]
+        return tuple(Asked(self.base, self.problems, (), self.results).matching(("sweep", "exclude"), patterns, names))
 
     def plan_of(self, names: Collection[str]) -> Plan | None:
         """A plan of these runs alone; None if it needs all runs."""

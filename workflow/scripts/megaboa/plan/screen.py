@@ -61,7 +61,7 @@ def lines(
     rows = table(sorted(jobs, key=lambda job: order.get(job.of, 0)), list(dict.fromkeys(job.kind for job in jobs)))
     shown = [heading(plan), *swept(plan), *continued(plan), "", *rows, *outlooks, *submission]
     shown += [] if everything else [f"every job with its files and command: the same call with {DETAILS}"]
-    noted = [*plan.notes, *map(str, plan.invalid), *warnings(plan)]
+    noted = [*plan.notes, *plan.left_out, *warnings(plan)]
     room = len(noted) if everything else max(FEWEST, LINES - len(shown) - 2)
     if len(noted) > room:
         noted = [*noted[: room - 1], f"and {len(noted) - room + 1} more: {DETAILS} shows all"]

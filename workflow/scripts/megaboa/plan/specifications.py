@@ -257,6 +257,7 @@ def _report(shared: Shared) -> ReportSpec:
     return ReportSpec(
         runs=tuple(run.name for run in shared.plan.runs),
         invalid=tuple(map(str, shared.plan.invalid)),
+        excluded=shared.plan.excluded,
         title=wanted.title,
         question=wanted.question,
         agreements=tuple(shared.plan.agreements),

@@ -56,6 +56,7 @@ class ReportSpec(Record):
     proofs: tuple[str, ...]
     runs: tuple[str, ...] = ()
     invalid: tuple[str, ...] = ()  # runs left out of the plan, and why
+    excluded: tuple[str, ...] = field(default=(), metadata=IF_SET)  # runs that `sweep.exclude` leaves out
     question: str | None = None
     published: Tree | None = None  # the table of report.compare_to
     figures: tuple[Tree, ...] = ()

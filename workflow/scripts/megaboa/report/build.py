@@ -98,6 +98,7 @@ def make(wanted: Wanted) -> str:
         expected=expected,
         failures=examine.failures(results, [run.name for run in runs]),
         interim=interim,
+        excluded=asked.excluded,
     )
     found = Checks(
         state=verdict(runs, checks),

@@ -226,9 +226,10 @@ def render(
     question: str | None = None,
     failures: Sequence[str] = (),
     interim: Interim | None = None,
+    excluded: Sequence[str] = (),
 ) -> str:
     """The page's HTML. `tables`: names of the tables that are also files. `swept`: the values of the swept keys, a row
-    for each run. `interim`: the missing parts of an interim report."""
+    for each run. `interim`: the missing parts of an interim report. `excluded`: runs that the sweep leaves out."""
     swept = pd.DataFrame() if swept is None else _on_page(swept, runs)
     proofs = [check for check in checks if check.kind in ("import", "export")]
     return (
@@ -276,6 +277,7 @@ def render(
             question=question,
             failures=failures,
             interim=interim,
+            excluded=excluded,
             gaps=gap_rows(published, passed(runs)) if published else [],
         )
     )

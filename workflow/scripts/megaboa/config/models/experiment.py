@@ -55,6 +55,7 @@ class Sweep(Section):
     grid: dict[str, Axis] = key({}, "axes; every combination is a run", min_length=1)
     zip: dict[str, Axis] = key({}, "axes of equal length that advance together", min_length=1)
     runs: dict[Name, Tree] = key({}, "named runs: for each its own values, by dotted key", min_length=1)
+    exclude: list[str] = key([], "names or glob patterns of runs to leave out, such as one that diverges")
     skip_illegal: bool = key(
         False, "skip runs that could never work and list them as INVALID; otherwise they stop the plan"
     )
