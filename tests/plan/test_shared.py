@@ -134,6 +134,23 @@ def test_specifications_are_written_only_when_they_change(tmp_path):
     assert spec.stat().st_mtime_ns == stamp
 
 
+def test_specifications_of_an_earlier_plan_stay_as_they_are_and_count_for_nothing(tmp_path):
+    """Written again when the plan returns, they would seem to have changed."""
+    two = {"text": {"source": "python-stdlib"}, "other": {"source": "python-stdlib", "limit": 9}}
+    one, both = shared(tmp_path, corpora=two), shared(tmp_path, corpora=two, data={"blend": {"text": 1, "other": 1}})
+    specs = one.paths.specs
+    specifications.write(both)
+    path, now = specs.of("corpora", "other"), specs.all("corpora")
+    stamp = path.stat().st_mtime_ns
+    assert path in now and not specs.unused.exists()
+    (specs.path / "tensors.json").write_text("{}")
+    specifications.write(one)
+    assert specs.all("corpora") == [one for one in now if one != path] and not specs.tensors.exists()
+    assert path in specs.unused_paths
+    specifications.write(both)
+    assert path.stat().st_mtime_ns == stamp and specs.all("corpora") == now and path not in specs.unused_paths
+
+
 def test_a_corpus_is_made_by_its_shards_and_its_first_records_by_one(tmp_path):
     text = {"source": "python-stdlib", "shards": 3}
     found = shared(tmp_path, corpora={"text": text})

@@ -24,6 +24,7 @@ from megaboa.records import (
     RunSpec,
     TrainRecord,
     Tree,
+    UnusedSpecs,
     parse,
     read,
     read_if_there,
@@ -129,12 +130,24 @@ class Specs:
     def evaluate(self) -> Path:
         return self.path / "evaluate.json"
 
+    @property
+    def unused(self) -> Path:
+        return self.path / "unused.json"
+
     def of(self, kind: str, name: str) -> Path:
         """`kind`: tokenizers, corpora, models, conversions, indexes or exports."""
         return self.path / kind / f"{name}.json"
 
     def all(self, kind: str) -> list[Path]:
-        return sorted((self.path / kind).glob("*.json"))
+        """The specifications of the last plan."""
+        unused = self.unused_paths
+        return [path for path in sorted((self.path / kind).glob("*.json")) if path not in unused]
+
+    @property
+    def unused_paths(self) -> set[Path]:
+        """Specifications of earlier plans."""
+        found = read_if_there(UnusedSpecs, self.unused)
+        return {self.path / name for name in found.names} if found else set()
 
 
 @dataclass(frozen=True)

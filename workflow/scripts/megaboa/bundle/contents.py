@@ -254,9 +254,10 @@ def _results(results: Path) -> Files:
     paths = [path for pattern in OF_EXPERIMENT for path in results.glob(pattern)]
     paths += [path for run in _runs(results) for pattern in OF_RUN for path in (results / "runs" / run).glob(pattern)]
     experiment = ExperimentFolder(results)
+    paths = set(paths) - {*experiment.specs.unused_paths, experiment.specs.unused}
     if read(ImageAsked, experiment.specs.image).container is None:  # one may remain from an earlier image
-        paths = [path for path in paths if path != experiment.preflight_in_image]
-    found = sorted(path for path in set(paths) if path.is_file() and not path.name.startswith("."))
+        paths.discard(experiment.preflight_in_image)
+    found = sorted(path for path in paths if path.is_file() and not path.name.startswith("."))
     return {f"results/{results.name}/{path.relative_to(results).as_posix()}": path.read_bytes() for path in found}
 
 

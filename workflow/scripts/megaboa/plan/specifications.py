@@ -42,18 +42,29 @@ from megaboa.records import (
     TokenizerSpec,
     Tree,
     TuneSpec,
+    UnusedSpecs,
     plain,
 )
 
+KEPT = ("corpora", "exports", "indexes", "models")
+
 
 def write(shared: Shared) -> None:
-    """Write the specifications that have changed, and remove obsolete ones."""
-    wanted = dict(texts(shared))
+    """Write the specifications that have changed.
+
+    Obsolete ones are removed, except those whose results stay, too: made again later, they would be newer than these.
+    """
+    wanted = {shared.folder / name: text for name, text in texts(shared)}
     for path, text in wanted.items():
-        files.write_if_changed(shared.folder / path, text)
-    for path in (shared.folder / "specs").rglob("*.json"):
-        if str(path.relative_to(shared.folder)) not in wanted:
-            path.unlink()
+        files.write_if_changed(path, text)
+    specs = shared.paths.specs
+    obsolete = {*specs.path.rglob("*.json")} - {*wanted, specs.unused}
+    unused = sorted(path for path in obsolete if path.parent.name in KEPT)
+    for path in obsolete.difference(unused):
+        path.unlink()
+    if unused or specs.unused.exists():
+        names = tuple(str(path.relative_to(specs.path)) for path in unused)
+        files.write_if_changed(specs.unused, files.canonical(plain(UnusedSpecs(names=names))))
 
 
 def texts(shared: Shared) -> Iterator[tuple[str, str]]:

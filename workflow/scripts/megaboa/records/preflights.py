@@ -20,6 +20,14 @@ class RunsSpec(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
+class UnusedSpecs(Record):
+    """specs/unused.json: specifications of earlier plans, so that what was made by them is valid when it is asked for
+    again."""
+
+    names: tuple[str, ...]  # such as models/dense.json
+
+
+@dataclass(frozen=True, kw_only=True)
 class Budget(Record):
     gpu_hours: float | None = None
     disk: int | None = None
