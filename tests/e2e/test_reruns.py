@@ -141,6 +141,24 @@ def test_changed_back_nothing_is_trained_again(done):
     assert [entry["event"] for entry in entries] == ["call", "start", "end"], "one attempt, and its end"
 
 
+def test_a_run_that_the_sweep_leaves_out_leaves_the_report_and_comes_back_trained(done):
+    """Below preflight, which reads all runs, Snakemake doesn't see that the report's specification changed."""
+    workspace, config = done
+    before, sweep = trained(workspace), "sweep:\n"
+    edit(config, sweep, f"{sweep}  exclude: [fast]\n")
+    planned = workspace.snakemake("-n", "--configfile", config)
+    assert planned_in(planned) == {"preflight": 1, "report": 1}
+    assert "left out of the sweep: fast (sweep.exclude)" in planned
+    assert "PASS" in workspace.snakemake("--configfile", config)
+    page = workspace.results("reruns", "report", "index.html").read_text()
+    assert "Left out of the sweep: fast." in page and 'id="run-fast"' not in page
+    edit(config, "  exclude: [fast]\n", "")
+    assert workspace.planned("--configfile", config) == {"preflight": 1, "report": 1}
+    workspace.snakemake("--configfile", config)
+    assert trained(workspace) == before
+    assert 'id="run-fast"' in workspace.results("reruns", "report", "index.html").read_text()
+
+
 def test_one_more_export_exports_without_training(done):
     workspace, config = done
     edit(config, "runs: [slow]", "runs: [slow, fast]")

@@ -3,6 +3,8 @@ rule report:
         # ancient: all that the report shows of the plan is identity or in its settings, not jobs' wall times or sizes.
         ancient("<experiment>/plan.tsv"),
         SHARED.reported,
+        # Preflight reads all runs. Below it Snakemake overlooks other reasons where it is `ancient`, for trained runs.
+        SHARED.preflights,
         SHARED.analyses,
         SHARED.import_proofs,
         SHARED.export_proofs,
