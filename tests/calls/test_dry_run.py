@@ -34,9 +34,29 @@ def test_why_a_job_runs_in_a_few_words(found, said):
         ({"t/new"}, ["t/a"], ["t/a", "t/new"], "new is new"),
         ({"t/n1", "t/n2", "t/a"}, ["t/a"], ["t/a", "t/n1", "t/n2"], "a changed; n1, n2 are new"),
         (set(), ["t/a", "t/b"], ["t/a"], "b is gone"),
-        (set(), ["t/a", __file__], ["t/a"], "test_dry_run.py is no longer named"),
+        (set(), ["t/a", __file__], ["t/a"], "test_dry_run.py is no longer used"),
         ({"preview/run.json"}, ["runs/run.json"], ["preview/run.json"], "run.json changed"),  # of the plan
         ({"t/a"}, None, ["t/a", "t/b"], "a changed"),  # nothing was recorded
+        (
+            set(),
+            ["results/e/models/a/source.json"],
+            ["results/e/models/b/source.json"],
+            "model b is new; model a is gone",
+        ),
+        ({"results/e/runs/a/run.json"}, ["results/e/data/c.json"], ["results/e/data/c.json"], "run.json changed"),
+        (set(), ["results/e/runs/a/metrics/x.json", "results/e/runs/a/y"], [], "run a is gone"),
+        (
+            {"results/e/preview/runs/a/run.json"},
+            ["results/e/runs/a/run.json"],
+            ["results/e/preview/runs/a/run.json"],
+            "run.json changed",
+        ),
+        (
+            {"results/e/data/c.json"},
+            ["results/e/data/c.json", "results/e/data/d/x.json"],
+            ["results/e/data/c.json"],
+            "c.json changed; corpus d is gone",
+        ),
     ],
 )
 def test_inputs_that_changed_are_told_from_new_and_removed_ones(updated, recorded, now, said):

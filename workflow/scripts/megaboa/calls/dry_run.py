@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import re
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,9 @@ from megaboa.plan.resources import JobResources
 
 CUT_OFF = "its last call was cut off"
 INDEX = "the data's index"
+# What lies below the results and isn't the plan's: many files have the same name.
+MADE = re.compile(r"results/[^/]+/(models|data|runs)/([^/]+?)(?:\.json$|/(?!run\.json$))")
+KINDS = {"models": "model", "data": "corpus", "runs": "run"}
 
 
 def end_with_one_screen(workflow: Any, asked: JobResources, restarted: Collection[str], quiet: Collection[Any]) -> None:
@@ -90,7 +94,7 @@ def _is_forced_by_user(dag: Any, job: Any) -> bool:
 
 
 def _changes(dag: Any, job: Any, updated: set[Any]) -> str:
-    """The inputs that have changed, are new, gone or no longer named since the job's last end, as Snakemake recorded.
+    """The inputs that have changed, are new, gone or no longer used since the job's last end, as Snakemake recorded.
 
     A file of both is the plan's, which lies elsewhere in a dry run that changes it.
     """
@@ -98,8 +102,9 @@ def _changes(dag: Any, job: Any, updated: set[Any]) -> str:
     now = set(map(str, job.input))
     new, past = (_names(now - recorded), _names(recorded - now)) if recorded else (set(), set())
     gone = _names(path for path in recorded - now if not Path(path).exists())
-    parts = {"changed": _names(updated) - new | new & past, "new": new - past}
-    parts |= {"gone": past & gone - new, "no longer named": past - gone - new}
+    changed = {_file_name(path) for path in updated if _name(path) not in new}
+    parts = {"changed": changed | new & past, "new": new - past}
+    parts |= {"gone": past & gone - new, "no longer used": past - gone - new}
     return "; ".join(
         f"{some_of(sorted(names))} {'' if what == 'changed' else 'is ' if len(names) == 1 else 'are '}{what}"
         for what, names in parts.items()
@@ -108,8 +113,18 @@ def _changes(dag: Any, job: Any, updated: set[Any]) -> str:
 
 
 def _names(paths: Iterable[Any]) -> set[str]:
-    """Names of files; an index has its settings' digest as its name, which says nothing to anybody."""
-    return {INDEX if Path(path).parent.name == "indexes" else Path(path).name for path in paths}
+    return {_name(path) for path in paths}
+
+
+def _name(path: Any) -> str:
+    """What a file is about, such as `model dense`, or else its name."""
+    name, found = _file_name(path), MADE.match(str(path))
+    return f"{KINDS[found[1]]} {found[2]}" if found and name != INDEX else name
+
+
+def _file_name(path: Any) -> str:
+    """An index has its settings' digest as its name, which says nothing to anybody."""
+    return INDEX if Path(path).parent.name == "indexes" else Path(path).name
 
 
 def try_each_rule(dag: Any) -> None:
