@@ -20,14 +20,16 @@ from megaboa.calls.lock import require_claim
 from megaboa.check.refusals import some
 from megaboa.config import LoadedExperiment
 from megaboa.formats import counted
+from megaboa.paths import RunFolder
 from megaboa.plan import Plan, device, restarts, screen
 from megaboa.plan.resources import JobResources
 from megaboa.plan.screen import describe, submission
-from megaboa.run import bad_nodes
-from megaboa.run.identity import is_trained
+from megaboa.run import bad_nodes, checkpoints, completion, renamed
+from megaboa.run.identity import identity_of, is_trained
 from megaboa.scheduler.answers import Excess
 from megaboa.scheduler.ranks import FORKED
 from megaboa.scheduler.registry import cluster
+from megaboa.store_paths import RunStore
 
 MAKE_INPUTS = {"get_model", "import_model", "train_tokenizer", "merge_corpus"}  # their results are in a run's identity
 SKEW_SECONDS = 60  # a job may take so long, and clocks of hosts may differ by less
@@ -96,7 +98,31 @@ def begin(
 def outlooks(plan: Plan, dag: Any, jobs: Iterable[Any], train: str, restarted: Collection[str]) -> list[str]:
     """Of the runs that these jobs train, as far as they have begun before."""
     trains = {job.wildcards.run: job for job in jobs if job.rule.name == train}
-    return restarts.outlooks(plan, "results", trains, restarted, lambda run: _making(dag, trains[run]))
+    lines = restarts.outlooks(plan, "results", trains, restarted, lambda run: _making(dag, trains[run]))
+    return [*lines, *begun_elsewhere(plan, trains.keys() - restarted)]
+
+
+def begun_elsewhere(plan: Plan, trains: Collection[str]) -> list[str]:
+    """A line for each of these runs that has been trained under a name that the plan doesn't have."""
+    planned, found = {run.name for run in plan.runs}, []
+    others = renamed.stores_of_others(Path(plan.experiment.store), plan.name, planned) if trains else {}
+    for run in plan.runs if others else ():
+        folder = run.folder("results", plan.name)
+        with contextlib.suppress(FileNotFoundError):  # what it reads isn't made yet
+            if run.name not in trains or not (store := renamed.same_training(folder, identity_of(folder), others)):
+                continue
+            if standing := _standing(folder, store):
+                found.append(f"{run.name}: the same training as {store.path.parent.name}, {standing}")
+    lines, more = found[:SHOWN], len(found) - SHOWN
+    return [*lines, f"and {counted(more, 'more run')} with training under another name"] if more > 0 else lines
+
+
+def _standing(folder: RunFolder, store: RunStore) -> str | None:
+    """What becomes of the training in another name's store; None if nothing was saved."""
+    if completion.finished(folder, store):
+        return f"which is finished: taken over, not trained again (--config restart={folder.name} trains it)"
+    step, name = checkpoints.latest(store.checkpoints), store.path.parent.name
+    return f"which has saved step {step}: to resume it, name the run {name} under sweep.runs" if step else None
 
 
 def _making(dag: Any, train: Any) -> set[str]:

@@ -49,6 +49,7 @@ from megaboa.run import (
     progress,
     recipe_code,
     recovery,
+    renamed,
     trusted_copies,
     unfinished,
     verification,
@@ -121,8 +122,10 @@ def _train(folder: RunFolder, life: int) -> TrainRecord:
             f"planned: call again, and it continues from step {checkpoints.latest(before.checkpoints)}"
         )
     say = announcer(folder)
-    patiently(lambda: files.make_folder(payload.path), say)
     site = sites.here(folder.launch, folder.run.device, container=sites.container_of(folder.launch, folder.image))
+    me = claims.myself(site.job)
+    patiently(lambda: renamed.take_over(folder, identity, me, say), say)
+    patiently(lambda: files.make_folder(payload.path), say)
 
     def waits(holder: str) -> None:
         say(f"is being trained by {holder}; waiting for it")
@@ -134,7 +137,6 @@ def _train(folder: RunFolder, life: int) -> TrainRecord:
         files.link(payload.ledger, folder.attempts_link)
 
     with contextlib.ExitStack() as held:
-        me = claims.myself(site.job)
         claim = patiently(lambda: held.enter_context(claims.held(payload.claims, me, waits)), say)
         signals = held.enter_context(Signals())
         held.callback(site.close)
