@@ -10,14 +10,17 @@ from pathlib import Path
 import made
 import pytest
 
+from megaboa.commands import inspect
 from megaboa.config import ConfigError
+from megaboa.errors import InputError
 from megaboa.files import link, write_json
 from megaboa.paths import RunFolder
 from megaboa.plan import Plan, in_place, restarts
 from megaboa.plan.parents import obstacles
 from megaboa.plan.shared import Shared
 from megaboa.records import AttemptEnd, Identity, Kept, TrainRecord, plain, read, write
-from megaboa.run import checkpoints, ledger
+from megaboa.run import checkpoints, ledger, supervisor
+from megaboa.run.call import TrainingFailed
 from megaboa.run.identity import store_of, stored
 from megaboa.store_paths import RunStore
 
@@ -65,7 +68,7 @@ def trainer(plan_of: PlanOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     return Trainer(plan_of)
 
 
-def parent_of(plan: Plan) -> tuple[str, int, str]:
+def parent_of(plan: Plan) -> tuple[str, int, str | None]:
     parent = plan["base"].run.parent
     return str(parent), parent.iteration, parent.identity
 
@@ -138,6 +141,73 @@ def test_a_step_may_be_named(trainer: Trainer) -> None:
     assert parent_of(plan)[:2] == ("small/base@10", 10)
     with pytest.raises(ConfigError, match="keeps no checkpoint of step 15, but of 10, 20"):
         trainer.plan("sweep: {runs: {base: {continue_from: itself@15}}}")
+
+
+@pytest.fixture
+def extended(trainer: Trainer) -> tuple[Identity, Identity]:
+    """Two versions of the run: to step 20, and to step 40. The first one has a checkpoint from after the boundary."""
+    first = trainer.train(trainer.call(FROM_THE_START), 10, 20)
+    second = trainer.train(trainer.call(**{"training.train_iters": 40}), 30, 40)
+    ((store, _),) = [one for one in stored(trainer.folder) if one[1] == first]
+    save(store, 25)
+    return first, second
+
+
+def test_a_step_of_an_earlier_version_may_be_named(trainer: Trainer, extended: tuple[Identity, Identity]) -> None:
+    first, second = extended
+    back = "sweep: {runs: {base: {continue_from: itself@10}}}"
+    for given in ({"training.train_iters": 40}, {"training.train_iters": 40, "optimizer.lr": 1e-2}):
+        assert parent_of(trainer.plan(back, **given)) == ("small/base@10", 10, first.digest)
+    with pytest.raises(ConfigError, match="keeps no checkpoint of step 25, but of 10, 20, 30, 40"):
+        trainer.plan(back.replace("10", "25"), **{"training.train_iters": 60})
+    within = trainer.plan(back.replace("10", "30"), **{"training.train_iters": 40})
+    assert parent_of(within) == ("small/base@30", 30, second.digest)
+    plan = trainer.call(back, **{"training.train_iters": 60})
+    assert read(TrainRecord, trainer.folder.parent_manifest).identity == first.digest
+    third = trainer.train(plan, 50)
+    assert parent_of(trainer.plan(back, **{"training.train_iters": 60})) == parent_of(plan)
+    with pytest.raises(ConfigError, match="keeps no checkpoint of step 30, but of 10, 50"):
+        trainer.plan(back.replace("10", "30"), **{"training.train_iters": 60})
+    assert parent_of(trainer.plan(**{"training.train_iters": 80})) == ("small/base@50", 50, third.digest)
+
+
+def test_another_run_may_continue_from_an_earlier_version(
+    trainer: Trainer, extended: tuple[Identity, Identity]
+) -> None:
+    first, _ = extended
+    both = "sweep: {runs: {base: {continue_from: itself}, other: {continue_from: small/base@10}}}"
+    plan = trainer.call(both, **{"training.train_iters": 40})
+    other = plan["other"]
+    assert (str(other.run.parent), other.run.parent.identity) == ("small/base@10", first.digest)
+    manifest = other.folder("results", "small").parent_manifest
+    assert read(TrainRecord, manifest).identity == first.digest
+    assert not [path for path in Shared(plan).run_inputs(other) if "runs/base" in path]
+    with pytest.raises(ConfigError, match="keeps no checkpoint of step 25, but of 10, 20, 30, 40"):
+        trainer.plan(both.replace("@10", "@25"), **{"training.train_iters": 40})
+
+
+def test_a_run_of_another_experiment_may_continue_from_an_earlier_version(
+    trainer: Trainer, extended: tuple[Identity, Identity]
+) -> None:
+    first, second = extended
+    (store,) = [store for store, identity in stored(trainer.folder) if identity == second]
+    write(trainer.folder.train_manifest, made.trained(identity=second.digest, store=str(store.path)))
+    mine = "experiment: mine\nsweep: {runs: {base: {continue_from: small/base@%s}}}"
+    assert parent_of(trainer.plan(mine % 10, **{"training.train_iters": 50})) == ("small/base@10", 10, first.digest)
+    assert parent_of(trainer.plan(mine % 40, **{"training.train_iters": 50})) == ("small/base@40", 40, None)
+    with pytest.raises(ConfigError, match="keeps no checkpoint of step 25, but of 10, 20, 30, 40"):
+        trainer.plan(mine % 25, **{"training.train_iters": 50})
+
+
+def test_inspect_finds_checkpoints_of_earlier_versions(trainer: Trainer, extended: tuple[Identity, Identity]) -> None:
+    stores = {identity.digest: store for store, identity in stored(trainer.folder)}
+    first, second = (stores[one.digest] for one in extended)
+    second.ledger.touch()
+    link(second.ledger, trainer.folder.attempts_link)
+    assert inspect.folder_of("small/base@10").resolve() == checkpoints.folder(first.checkpoints, 10).resolve()
+    assert inspect.folder_of("small/base").resolve() == checkpoints.folder(second.checkpoints, 40).resolve()
+    with pytest.raises(InputError, match="no complete checkpoint of step 25; it has 10, 20, 30, 40"):
+        inspect.folder_of("small/base@25")
 
 
 def test_its_job_waits_for_no_file_of_its_own(trainer: Trainer) -> None:
@@ -271,6 +341,57 @@ def test_other_content_makes_another_run(trainer: Trainer, monkeypatch: pytest.M
     first = trainer.train(trainer.call(), 10)
     monkeypatch.setattr("megaboa.run.unfinished.identity_of", lambda folder: replace(first, corpora={"text": "new"}))
     assert parent_of(trainer.plan())[1] == 10
+
+
+def with_corpus(identity: Identity, digest: str) -> Callable[[RunFolder], Identity]:
+    """identity_of, as if a corpus had another content by now."""
+    return lambda folder: replace(identity, run=folder.document("run"), corpora={"text": digest})
+
+
+def test_other_content_of_a_run_that_continues_leaves_none_of_its_steps(
+    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if its settings and its parent stay the same."""
+    trainer.train(trainer.call(FROM_THE_START), 20)
+    given = {"training.train_iters": 40}
+    plan = trainer.call(**given)
+    second = trainer.train(plan, 30)
+    monkeypatch.setattr("megaboa.run.unfinished.identity_of", with_corpus(second, "new"))
+    monkeypatch.setattr("megaboa.run.supervisor.identity_of", with_corpus(second, "new"))
+    with pytest.raises(TrainingFailed, match=r"would start at small/base@20, .* call again, and .* from step 30"):
+        supervisor.train(plan["base"].folder("results", "small"))
+    assert parent_of(trainer.plan(**given)) == ("small/base@30", 30, second.digest)
+    named = trainer.plan("sweep: {runs: {base: {continue_from: itself@20}}}", **given)
+    with pytest.raises(
+        restarts.UnfinishedWorkError, match=r"would start at small/base@20, and .* has its step 30 of 40"
+    ):
+        restarts.check(named, "results", [])
+
+
+def test_a_finished_run_whose_content_is_another_is_planned_as_it_was_and_refused_by_its_job(
+    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise no call could make its data again from the file as it was."""
+    first = trainer.train(trainer.call(), 20)
+    monkeypatch.setattr("megaboa.run.unfinished.identity_of", with_corpus(first, "new"))
+    monkeypatch.setattr("megaboa.run.supervisor.identity_of", with_corpus(first, "new"))
+    assert trainer.plan()["base"].run.parent is None
+    with pytest.raises(TrainingFailed, match=r"has all its 20 steps: .* \(training.train_iters above 20\)"):
+        supervisor.train(trainer.plan()["base"].folder("results", "small"))
+    longer = trainer.call(**{"training.train_iters": 40})
+    second = trainer.train(longer, 40)
+    monkeypatch.setattr("megaboa.run.unfinished.identity_of", with_corpus(second, "newer"))
+    assert parent_of(trainer.plan(**{"training.train_iters": 40})) == parent_of(longer)
+
+
+def test_a_named_step_does_not_leave_what_was_trained_from_it(trainer: Trainer) -> None:
+    named = "sweep: {runs: {base: {continue_from: itself@10}}}"
+    trainer.train(trainer.call(FROM_THE_START), 10, 20)
+    trainer.train(trainer.call(named, **{"training.train_iters": 60}), 30)
+    again = trainer.plan(named, **{"training.train_iters": 60, "optimizer.lr": 1e-2})
+    assert parent_of(again)[1] == 10
+    with pytest.raises(restarts.UnfinishedWorkError, match="has its step 30 of 60"):
+        restarts.check(again, "results", [])
 
 
 def test_a_step_of_a_new_run_is_refused(trainer: Trainer) -> None:

@@ -49,6 +49,18 @@ def test_continuing_is_no_way_where_the_plan_would_refuse_it(plan_of, plan):
         restarts.check(other, "results", [])
 
 
+def test_what_differs_by_content_alone_is_left_to_the_job_where_it_is_not_known_yet(plan, monkeypatch):
+    asked = plan("1.0e-3")
+    leave_unfinished(asked, "a")
+    now = Identity(run=asked["a"].documents["run"], model="d1", corpora={"text": "d3"})
+    monkeypatch.setattr("megaboa.run.unfinished.identity_of", lambda folder: now)
+    with pytest.raises(restarts.UnfinishedWorkError, match=r"corpora.text: d2 → d3 \(its content\)"):
+        restarts.check(asked, "results", [])
+    assert restarts.check(asked, "results", [], lambda run: run.name == "a") == []
+    with pytest.raises(restarts.UnfinishedWorkError, match=r"optimizer\.lr"):
+        restarts.check(plan("3.0e-3"), "results", [], lambda run: True)
+
+
 def test_who_is_told_to_begin_again_does(plan):
     leave_unfinished(plan("1.0e-3"), "a")
     assert restarts.check(plan("3.0e-3"), "results", ["a"]) == ["a"]
@@ -73,9 +85,12 @@ def test_runs_that_begin_again_or_resume_are_told_and_many_are_counted(plan_of, 
     said = [f"{name} resumes at step 20 of 60" for name in names]
     assert restarts.outlooks(plan, "results", names) == [*said[1:6], "and 2 more that have begun"]
     assert restarts.outlooks(plan, "results", names[:2]) == [said[1]]
-    after = f"{names[1]} trains again if what it reads has changed, which is known after get_model, merge_corpus"
+    after = "if what it reads has changed, which is known after get_model, merge_corpus"
     making = {names[1]: {"merge_corpus", "get_model"}}
-    assert restarts.outlooks(plan, "results", names[:2], making=making.__getitem__) == [after]
+    kept = f"{names[1]} stops, and keeps its step 20, {after}"
+    assert restarts.outlooks(plan, "results", names[:2], making=making.__getitem__) == [kept]
+    again = f"{names[1]} trains again {after}"
+    assert restarts.outlooks(plan, "results", names[:2], names[:2], making.__getitem__) == [again]
 
 
 def test_a_run_trains_again_with_those_that_it_continues_from(plan_of, tmp_path, monkeypatch):

@@ -128,6 +128,23 @@ def test_a_model_whose_folder_has_been_moved_is_the_same_by_its_content(run, ini
         assert identity_of(folder) != before and is_outdated(folder, store) and unfinished.other_work(folder)
 
 
+def test_the_name_of_a_model_does_not_count(run):
+    def of(name, lr=1e-3):
+        return run(lr=lr, model={"name": name, "recipe": "r", "init": "scratch", "tokenizer": None})
+
+    store = trained_to(of("small"), 20)
+    before = identity_of(of("small"))
+    write(of("small").train_manifest, made.trained(identity=before.digest, store=str(store.path)))
+    renamed = of("tiny")
+    assert identity_of(renamed) == before and is_trained(renamed) and not is_outdated(renamed, store)
+    assert unfinished.other_work(renamed) == [] and drift(asked_as(renamed, before), before, made.trained(), []) == [
+        "the store holds another run than the one that train.json is about"
+    ]
+    assert trained_parent(renamed).run.model["name"] == "tiny"
+    (work,) = unfinished.other_work(of("tiny", lr=2e-3))
+    assert work.differences == ("optimizer.lr: 0.001 → 0.002",)
+
+
 def test_a_run_that_continues_in_place_leaves_nothing(run):
     begun = run()
     earlier = trained_to(begun, 20)
@@ -156,7 +173,7 @@ def test_a_run_that_would_begin_again_beside_unfinished_work_says_what_differs(r
     (work,) = unfinished.other_work(run(lr=2e-3))
     assert (work.store.path, work.step) == (store.path, 40)
     assert work.differences == ("optimizer.lr: 0.001 → 0.002",)
-    assert "step 40 of 60" in unfinished.explain("a", [work])
+    assert "step 40 of 60" in unfinished.explain(run(lr=2e-3), [work])
 
 
 def test_what_appears_and_disappears_is_named_too(run):

@@ -36,8 +36,9 @@ with one_sentence():
     PLAN = make_plan(
         LOADED, only=() if SUBMITS else configuration.runs_of_job(sys.argv)
     )
-    RESTARTED = restarts.check(PLAN, "results", RESTART) if SUBMITS else []
     SHARED = Shared(PLAN, profile=PROFILE)
+    LEFT = configuration.left_to_jobs(SHARED, sys.argv)
+    RESTARTED = restarts.check(PLAN, "results", RESTART, LEFT) if SUBMITS else []
     ASKED = JobResources(SHARED, SUBMITS)
 
 RESULTS = str(SHARED.folder)

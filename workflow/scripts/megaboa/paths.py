@@ -375,13 +375,13 @@ class RunFolder:
 
     @property
     def parent_folder(self) -> RunFolder | None:
-        """The folder of the parent run, which this one continues; None if it has no parent."""
+        """The folder of the parent run, or of its earlier version, which this one continues; None if it has no
+        parent."""
         parent = self.run.parent
         if parent is None:
             return None
-        if self.is_in_place:
-            return EarlierRun(self.path, identity=str(parent.identity))
-        return ExperimentFolder(self.experiment_folder.path.parent / parent.experiment).run(parent.run)
+        folder = ExperimentFolder(self.experiment_folder.path.parent / parent.experiment).run(parent.run)
+        return EarlierRun(folder.path, identity=parent.identity) if parent.identity else folder
 
     @property
     def parent_manifest(self) -> Path | None:

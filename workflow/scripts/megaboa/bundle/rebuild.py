@@ -144,8 +144,8 @@ def parents_outside(experiment: str, runs: Mapping[str, Tree]) -> str | None:
     found = []
     for run, document in runs.items():
         parent = document.get("parent")
-        # A run that continues in place has its earlier state, with other settings, as its parent.
-        if parent and (parent["experiment"] != experiment or parent["run"] == run):
+        # A run that continues in place has its earlier version, with other settings, as its parent.
+        if parent and (parent["experiment"] != experiment or parent["run"] == run or parent.get("identity")):
             found.append(f"{run} from {parent['experiment']}/{parent['run']}@{parent['iteration']}")
     return some_of(found) if found else None
 

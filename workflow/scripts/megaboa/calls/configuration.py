@@ -8,7 +8,7 @@ import json
 import operator
 import os
 import shlex
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,12 @@ from megaboa.config import DEFAULT_CONFIG, LoadedExperiment, load
 from megaboa.errors import InputError
 from megaboa.paths import ExperimentFolder
 from megaboa.plan import proof, restarts, trials
+from megaboa.plan.plan import Run
 from megaboa.plan.shared import Shared
 from megaboa.records import Tree
 
 OWN_TARGETS = {"prove": proof.experiment, "tune": trials.experiment}
+BEFORE_TRAINING = {"image", "preflight", "data", "import"}  # targets
 LOOKS = {
     *("--dag", "--rulegraph", "--filegraph", "--d3dag", "--summary", "-S", "--detailed-summary", "-D", "--lint"),
     *("--list-rules", "--list", "-l", "--list-target-rules", "--lt", "--list-changes", "--list-untracked", "--lu"),
@@ -106,6 +108,11 @@ def _same(at: Sequence[str | int], one: Any, other: Any) -> bool:
     except (LookupError, TypeError):  # a later file replaced what was there
         return False
     return bool(first == second)
+
+
+def left_to_jobs(shared: Shared, words: Collection[str]) -> Callable[[Run], bool]:
+    """Whether what a run reads may be made again before its job starts, or no such job is asked for."""
+    return lambda run: not BEFORE_TRAINING.isdisjoint(words) or shared.is_outdated(run)
 
 
 def compared(shared: Shared) -> list[str]:

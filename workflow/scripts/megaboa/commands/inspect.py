@@ -17,6 +17,7 @@ from megaboa.bridge import saved
 from megaboa.errors import InputError
 from megaboa.paths import RunFolder
 from megaboa.run import checkpoints
+from megaboa.run.versions import versions
 from megaboa.store_paths import RunStore
 
 SHOWN = 5
@@ -62,13 +63,15 @@ def folder_of(text: str) -> Path:
         raise InputError(f"{error}, or the folder of a checkpoint") from None
     if not run.attempts_link.exists():
         raise InputError(f"{name} was not trained yet: it has no checkpoint")
-    kept = RunStore.of(run.attempts_link).checkpoints
-    complete = checkpoints.complete_iterations(kept)
-    if not complete:
-        raise InputError(f"{name} has no complete checkpoint in {kept}")
-    if step and int(step) not in complete:
-        raise InputError(f"{name} has no complete checkpoint of step {step}; it has {', '.join(map(str, complete))}")
-    return checkpoints.folder(kept, int(step or complete[-1]))
+    store = RunStore.of(run.attempts_link)
+    kept = {number: one.store.checkpoints for one in versions(run, store) for number in one.kept}
+    if not kept:
+        raise InputError(f"{name} has no complete checkpoint in {store.checkpoints}")
+    wanted = int(step) if step else max(kept)
+    if wanted not in kept:
+        listed = ", ".join(map(str, sorted(kept)))
+        raise InputError(f"{name} has no complete checkpoint of step {wanted}; it has {listed}")
+    return checkpoints.folder(kept[wanted], wanted)
 
 
 def _newest_of(folder: Path) -> Path:

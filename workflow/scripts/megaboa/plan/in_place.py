@@ -23,12 +23,13 @@ from megaboa.records import (
     Tree,
     parse,
     plain,
+    read,
     read_if_there,
     read_ledger,
     read_steps,
     write,
 )
-from megaboa.run import checkpoints, ledger, progress, unfinished
+from megaboa.run import checkpoints, completion, ledger, progress, unfinished
 from megaboa.run.identity import asked_as, stored
 from megaboa.store_paths import RunStore
 
@@ -42,18 +43,22 @@ class Before:
     step: int | None
 
 
-def before(folder: RunFolder, run: Run) -> Before | None:
+def before(folder: RunFolder, run: Run, wanted: int | None = None) -> Before | None:
     """The state of the run in this folder before the plan changes it; None if it has not been trained.
 
-    A run that was already planned with these settings keeps its parent, however far it has come. Settings that were
-    planned and never begun count for nothing.
+    A run that was already planned with these settings keeps its parent, however far it has come, unless another step is
+    `wanted`, or what it reads has another content by now: then it continues from what it has trained. Settings that
+    were planned and never begun count for nothing.
     """
     if not folder.file("run").exists() or not folder.file("launch").exists():
         return None
     now = folder.document("run")
     parent = folder.run.parent if folder.is_in_place else None
     known = [(store, identity) for store, identity in stored(folder) if checkpoints.latest(store.checkpoints)]
-    if parent and _same(_alone(now), _alone(plain(run.run))):
+    if parent and wanted in (None, parent.iteration) and _same(_alone(now), _alone(plain(run.run))):
+        left = unfinished.left_by_other_content(folder)
+        if left and not completion.all_saved(left):
+            return Before(left, read(Identity, left.identity), None)
         return next(
             (Before(store, one, parent.iteration) for store, one in known if one.digest == parent.identity), None
         )
@@ -75,10 +80,13 @@ def before(folder: RunFolder, run: Run) -> Before | None:
 def is_as_planned(folder: RunFolder, run: Run, before: Before) -> bool:
     """Whether this state is of a run that began at step 0 just as it is planned now: it has nothing to continue with.
 
-    If what it reads has another content by now, it is another run.
+    If what it reads has another content by now, it is another run, unless it is finished: then its job says so, once
+    what it reads is up to date.
     """
     if before.step is not None or folder.run.parent or not _same(folder.document("run"), plain(run.run)):
         return False
+    if completion.all_saved(before.store) and _same(before.identity.run, asked_as(folder, before.identity)):
+        return True
     return unfinished.present(folder).is_of(before.identity)
 
 

@@ -22,6 +22,8 @@ from megaboa.plan.plan import Run
 from megaboa.records import Identity, Load, Parent, RunSpec, Tree, parse, read
 from megaboa.run import checkpoints
 from megaboa.run.identity import as_it_lies, is_trained
+from megaboa.run.versions import Version, versions
+from megaboa.run.versions import before as versions_before
 from megaboa.store_paths import RunStore
 
 # Keys that define a model, regardless of its initial weights.
@@ -47,6 +49,8 @@ class ParentRun:
     last: int | None  # step of its last checkpoint, if known
     kept: list[int] | None  # steps of its present or future checkpoints; None if unknown
     checkpoints: Path | None = None  # folder of its checkpoints, if it has any
+    identity: str | None = None  # if it is an earlier version, with which the run of this name has been continued
+    earlier: tuple[ParentRun, ...] = ()  # its earlier versions, whose checkpoints it has, too
 
     def is_reshardable(self, step: int) -> bool:
         """Whether the optimizer's state can be loaded in any layout. For a recipe, the ranks check again."""
@@ -92,27 +96,25 @@ class Parents:
             return run  # it has errors of its own, which are reported first
         try:
             self._refuse_circle(run)
-            parent = self.find(experiment, name)
-            step = _step(parent, step)
+            parent, step = _checkpoint(self.find(experiment, name), step)
         except NoParentError as error:
             self.complain(run, ("continue_from",), str(error))
             return run
         return self._attached(parent, run, experiment, name, step)
 
-    def _attached(
-        self, parent: ParentRun, run: Run, experiment: str, name: str, step: int, identity: str | None = None
-    ) -> Run:
+    def _attached(self, parent: ParentRun, run: Run, experiment: str, name: str, step: int) -> Run:
         """The run with its parent, unless something speaks against it, which is reported."""
         problems = mismatches(parent, run, step)
         for path, message in problems:
             self.complain(run, path, message)
         if not problems and (warning := rises_again(parent, run, step)):
             self.warnings.setdefault(warning, []).append(run.name)
-        return run if problems else with_parent(run, experiment, name, step, identity)
+        return run if problems else with_parent(run, experiment, name, step, parent.identity)
 
     def _continued_in_place(self, run: Run) -> Run:
         """A run that continues in place, with the checkpoint of its earlier state as its parent."""
-        wanted = run.config.continue_from.partition("@")[2]
+        text = run.config.continue_from.partition("@")[2]
+        wanted = int(text) if text else None
         folder = ExperimentFolder(self.results / self.experiment).run(run.name)
         name = f"{self.experiment}/{run.name}"
         if run.run.is_tuned:
@@ -123,23 +125,19 @@ class Parents:
             self.complain(run, ("continue_from",), message)
             return run
         try:
-            before = in_place.before(folder, run)
+            before = in_place.before(folder, run, wanted)
             if before is None:
                 self._refuse_lost(run, folder, wanted)
                 return run  # new in the experiment: it begins at step 0
-            if not wanted and in_place.is_as_planned(folder, run, before):
+            if wanted is None and in_place.is_as_planned(folder, run, before):
                 return run
-            kept = checkpoints.complete_iterations(before.store.checkpoints)
-            earlier = parse(RunSpec, as_it_lies(folder, before.identity), before.store.identity)
-            settings, last = folder.launch.checkpoint, max(kept, default=None)
-            parent = ParentRun(name, earlier, settings, last, kept, before.store.checkpoints)
-            step = _step(parent, int(wanted) if wanted else before.step)
+            parent, step = _checkpoint(_from_versions(folder, versions(folder, before.store)), wanted or before.step)
         except NoParentError as error:
             self.complain(run, ("continue_from",), str(error))
             return run
-        return self._attached(parent, run, self.experiment, run.name, step, before.identity.digest)
+        return self._attached(parent, run, self.experiment, run.name, step)
 
-    def _refuse_lost(self, run: Run, folder: RunFolder, wanted: str) -> None:
+    def _refuse_lost(self, run: Run, folder: RunFolder, wanted: int | None) -> None:
         name, store = f"{self.experiment}/{run.name}", Path(run.launch.store, "runs", self.experiment, run.name)
         if in_place.is_trained_and_unsaved(folder, run):
             raise NoParentError(
@@ -181,8 +179,10 @@ class Parents:
         run = self.joined(name)
         if folder.file("run").exists() and folder.run == run.run and is_trained(folder):
             return trained_parent(folder)
-        last = run.run.training.get("train_iters")
-        return ParentRun(f"{experiment}/{name}", run.run, run.launch.checkpoint, last, will_keep(run))
+        last, before = run.run.training.get("train_iters"), versions_before(folder, run.run.parent)
+        earlier = tuple(_version(folder, one) for one in before)
+        name = f"{experiment}/{name}"
+        return ParentRun(name, run.run, run.launch.checkpoint, last, will_keep(run), earlier=earlier)
 
 
 def saved_for_other_layouts(experiment: str, runs: list[Run]) -> list[Run]:
@@ -220,10 +220,20 @@ def trained_parent(folder: RunFolder) -> ParentRun:
     store = RunStore(folder.store)
     if not store.identity.exists():
         raise NoParentError(f"the checkpoints of {name} are not in {store.path} any more")
+    return replace(_from_versions(folder, versions(folder, store)), identity=None)
+
+
+def _from_versions(folder: RunFolder, found: list[Version]) -> ParentRun:
+    """The first of these versions of a run, with the others."""
+    first, *earlier = [_version(folder, one) for one in found]
+    return replace(first, earlier=tuple(earlier))
+
+
+def _version(folder: RunFolder, version: Version) -> ParentRun:
+    name, kept, identity = f"{folder.experiment}/{folder.name}", version.kept, version.identity
+    run = parse(RunSpec, as_it_lies(folder, identity), version.store.identity)
     settings = folder.launch.checkpoint if folder.file("launch").exists() else {}
-    kept = checkpoints.complete_iterations(store.checkpoints)
-    run = parse(RunSpec, as_it_lies(folder, read(Identity, store.identity)), store.identity)
-    return ParentRun(name, run, settings, max(kept, default=None), kept, store.checkpoints)
+    return ParentRun(name, run, settings, max(kept, default=None), kept, version.store.checkpoints, identity.digest)
 
 
 def planned_steps(settings: Tree, last: int | None) -> list[int] | None:
@@ -251,18 +261,23 @@ def kept_by(run: Run, folder: RunFolder) -> list[int] | None:
     return will_keep(run)
 
 
-def _step(parent: ParentRun, step: int | None) -> int:
-    if parent.kept == []:
+def _checkpoint(parent: ParentRun, step: int | None) -> tuple[ParentRun, int]:
+    """The version of the parent that has the wanted checkpoint, and its step. `step`: None for the last."""
+    if parent.kept == [] and (step is None or not parent.earlier):
         raise NoParentError(f"{parent.name} has no checkpoint: set its checkpoint.save_interval above 0")
     if step is None and parent.last is None:
         raise NoParentError(f"the last step of {parent.name} is known to its recipe only: write {parent.name}@<step>")
     step = step or int(parent.last or 0)
-    if parent.kept is not None and step not in parent.kept:
+    every = (parent, *parent.earlier)
+    if found := next((one for one in every if step in (one.kept or ())), None):
+        return found, step
+    if parent.kept is not None:
+        kept = sorted(kept for one in every for kept in one.kept or ())
         raise NoParentError(
-            f"{parent.name} keeps no checkpoint of step {step}, but of {listed([str(kept) for kept in parent.kept])}: "
+            f"{parent.name} keeps no checkpoint of step {step}, but of {listed(list(map(str, kept)))}: "
             f"take one of these, or change its checkpoint.save_interval, keep_last or keep_every"
         )
-    return step
+    return parent, step
 
 
 def mismatches(parent: ParentRun, run: Run, step: int) -> list[Mismatch]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from megaboa.config.problems import choose
 from megaboa.errors import InputError
+from megaboa.paths import RunFolder
 from megaboa.plan.parents import obstacles
 from megaboa.plan.plan import Plan, Run
 from megaboa.records import Tree
@@ -30,18 +31,26 @@ def split(given: Mapping[str, Any]) -> tuple[Tree, list[str]]:
     return {key: value for key, value in given.items() if key != KEY}, [str(name).strip() for name in names]
 
 
-def check(plan: Plan, results: str, restart: list[str]) -> list[str]:
-    """The runs that restart on request; raises an error if any other run would restart."""
+def check(
+    plan: Plan, results: str, restart: list[str], checked_by_jobs: Callable[[Run], bool] = lambda run: False
+) -> list[str]:
+    """The runs that restart on request; raises an error if any other run would restart.
+
+    `checked_by_jobs`: whether a run's content isn't known yet, or this call doesn't train it. Its job checks again.
+    """
     names = [run.name for run in plan.runs]
     for name in restart:
         if name != "all" and name not in names:
             raise UnfinishedWorkError(f"--config {KEY}: {choose(name, [*names, 'all'], 'run')}")
     told = [name for name in names if name in restart or "all" in restart]
-    found, continuable = {}, True
+    found: dict[str, str] = {}
+    continuable = True
     for run in plan.runs:
         folder = run.folder(results, plan.name)
         if run.name not in told and (work := unfinished.other_work(folder)) and not is_trained(folder):
-            found[run.name] = work
+            if all(one.by_content for one in work) and checked_by_jobs(run):
+                continue
+            found[run.name] = unfinished.explain(folder, work)
             continuable = continuable and not any(obstacles(run, one.store, one.step) for one in work)
     if found:
         raise UnfinishedWorkError(_message(found, continuable))
@@ -65,7 +74,7 @@ def outlooks(
     told = (
         (
             run.name,
-            _after(making(run.name))
+            _after(folder, making(run.name), run.name in restarted)
             or _with_parent(plan, run, results, starting)
             or outlook(folder, run.name in restarted, functools.partial(obstacles, run)),
         )
@@ -75,25 +84,28 @@ def outlooks(
     return [*lines, f"and {len(begun) - SHOWN} more that have begun"] if len(begun) > SHOWN else lines
 
 
-def _after(making: Collection[str]) -> str | None:
+def _after(folder: RunFolder, making: Collection[str], restarts: bool) -> str | None:
+    """What is said of a run whose data or model is made again before it."""
     if not making:
         return None
-    return f"trains again if what it reads has changed, which is known after {', '.join(sorted(making))}"
+    step = 0 if restarts else unfinished.kept_step(folder)
+    does = f"stops, and keeps its step {step}," if step else "trains again"
+    return f"{does} if what it reads has changed, which is known after {', '.join(sorted(making))}"
 
 
 def _with_parent(plan: Plan, run: Run, results: str, starting: Collection[str]) -> str | None:
     """What is said of a run if a run of this plan that it continues from, however far back, has become another one."""
     here, parent = {one.name for one in plan.runs} & set(starting), run.run.parent
-    while parent and parent.experiment == plan.name and parent.run in here - {run.name}:
+    while parent and not parent.identity and parent.experiment == plan.name and parent.run in here - {run.name}:
         if unfinished.others(plan[parent.run].folder(results, plan.name)):
             return f"trains again after {parent.run}, which it continues from"
         parent = plan[parent.run].run.parent
     return None
 
 
-def _message(found: dict[str, list[unfinished.Unfinished]], continuable: bool) -> str:
+def _message(found: dict[str, str], continuable: bool) -> str:
     names = list(found)
-    lines = [unfinished.explain(name, found[name]) for name in names[:SHOWN]]
+    lines = [found[name] for name in names[:SHOWN]]
     if len(names) > SHOWN:
         lines.append(f"and so would {len(names) - SHOWN} more: {', '.join(names[SHOWN:])}")
     return "\n".join([*lines, unfinished.ways(f"--config {KEY}={','.join(names)}", continuable)])

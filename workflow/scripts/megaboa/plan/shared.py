@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
@@ -238,6 +238,14 @@ class Shared:
         texts = [*files_of(asked), *([expanded(asked.filter)] if asked.filter else [])]
         return [*texts, *self.tokenizer_inputs(self.corpus_tokenizer(corpus))]
 
+    def is_outdated(self, run: Run) -> bool:
+        """Whether a file has changed since the run's data, tokenizer or model was made from it."""
+        made = {self.paths.corpus(name).manifest: self.corpus_inputs(name) for name in run.corpora}
+        made |= {self.paths.tokenizer(name): self.tokenizer_texts(name) for name in run.tokenizers}
+        if run.model in self.sourced_models:
+            made[self.paths.model(run.model).source] = self.model_inputs(run.model)
+        return any(_newest(paths) > _newest([str(manifest)]) for manifest, paths in made.items())
+
     def shards(self, corpus: str) -> int:
         """Number of jobs that tokenize a corpus; one job if only the first records are used."""
         return 1 if self.corpora[corpus].limit else self.corpora[corpus].shards
@@ -327,8 +335,7 @@ class Shared:
         if run.model in self.imported_models:
             manifests.append(str(self.paths.model(run.model).imported))
         parent = run.run.parent
-        # For a run that continues in place, its own document has its earlier state, and no job makes that.
-        if parent and (parent.experiment, parent.run) != (self.plan.name, run.name):
+        if parent and not parent.identity:  # no job makes an earlier version of a run
             family = ExperimentFolder(self.folder.parent / parent.experiment)
             manifests.append(str(family.run(parent.run).train_manifest))
         return manifests
@@ -348,3 +355,9 @@ class Shared:
             if model.hf == named and model.revision:  # the same commit as the model's
                 return {"kind": "model", "manifest": str(self.paths.model(name).source)}
         return {"kind": "path", "path": expanded(named)}
+
+
+def _newest(paths: Iterable[str]) -> float:
+    """The newest time of modification, as of now if a file is missing."""
+    times = [Path(path).lstat().st_mtime if Path(path).exists() else math.inf for path in paths]
+    return max(times, default=0.0)

@@ -159,7 +159,11 @@ class Load(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Parent(Record):
-    """The checkpoint of another run that a run starts from; `identity`: the other run's, from its train.json."""
+    """The checkpoint of another run that a run starts from.
+
+    `identity`: in train.json the other run's; in run.json only that of an earlier version, which has been continued in
+    place since.
+    """
 
     experiment: str
     run: str
@@ -179,6 +183,9 @@ class Parent(Record):
             return f"from the weights of {self}"
         first = self.iteration + 1
         return f"{f'steps {first} to {last}' if last else f'from step {first}'}, after {self}"
+
+    def is_same_checkpoint(self, other: Parent) -> bool:
+        return (str(self), self.identity) == (str(other), other.identity)
 
     def __str__(self) -> str:
         return f"{self.experiment}/{self.run}@{self.iteration}"

@@ -52,8 +52,10 @@ def as_counted(before: Identity, now: Identity) -> Identity:
 
 
 def asked_as(folder: RunFolder, before: Identity) -> Tree:
-    """run.json, with the path that the model had before if its folder has been moved: of that the content counts."""
-    asked, was = folder.document("run"), before.run.get("model", {}).get("hf")
+    """run.json, with the name that the model had before, which doesn't count, and the path that it had, if its folder
+    has been moved: of that the content counts."""
+    asked = as_named(folder.document("run"), before)
+    was = before.run.get("model", {}).get("hf")
     here, manifest = asked["model"].get("hf"), folder.model_manifest
     if None in (here, was, before.model, manifest) or here == was or not manifest.exists():
         return asked
@@ -64,6 +66,12 @@ def asked_as(folder: RunFolder, before: Identity) -> Tree:
     if files.read_json(manifest).get("source_digest", source.digest) != source.digest:
         return asked
     return {**asked, "model": {**asked["model"], "hf": was}}
+
+
+def as_named(run: Tree, before: Identity) -> Tree:
+    """A run's part of its identity, with the name that its model had before."""
+    name = before.run.get("model", {}).get("name")
+    return {**run, "model": {**run["model"], "name": name}} if name and "model" in run else run
 
 
 def as_it_lies(folder: RunFolder, before: Identity) -> Tree:

@@ -108,18 +108,15 @@ def train(folder: RunFolder, life: int = 1) -> TrainRecord:
 def _train(folder: RunFolder, life: int) -> TrainRecord:
     identity = identity_of(folder)
     payload = store_of(folder, identity)
+    if not folder.may_restart and (left := unfinished.left_by_other_content(folder)):
+        raise TrainingFailed(unfinished.with_other_content(folder, left))
     if not folder.may_restart and (work := unfinished.other_work(folder)):
         ways = unfinished.ways(f"--config restart={folder.name}, or megaboa pretrain --restart")
-        raise TrainingFailed(f"{unfinished.explain(folder.name, work)}\n{ways}")
+        raise TrainingFailed(f"{unfinished.explain(folder, work)}\n{ways}")
     if not folder.may_restart and (gone := unfinished.lost(folder)):
         raise TrainingFailed(
             f"run {folder.name} has been trained, and {gone} is gone: put it back, or call with "
             f"--config restart={folder.name} to train it again from {folder.start}"
-        )
-    if not folder.may_restart and (before := unfinished.left_by_other_content(folder)):
-        raise TrainingFailed(
-            f"run {folder.name} would start at step 0, as its data or model has other content than when this call was "
-            f"planned: call again, and it continues from step {checkpoints.latest(before.checkpoints)}"
         )
     say = announcer(folder)
     site = sites.here(folder.launch, folder.run.device, container=sites.container_of(folder.launch, folder.image))

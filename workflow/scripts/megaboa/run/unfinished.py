@@ -12,9 +12,9 @@ from typing import Any
 from megaboa.errors import InputError
 from megaboa.harmless import without_harmless
 from megaboa.paths import RunFolder
-from megaboa.records import Identity, Tree, read_ledger
+from megaboa.records import Identity, Parent, Tree, parse, read_ledger
 from megaboa.run import checkpoints, completion, ledger, progress
-from megaboa.run.identity import as_counted, identity_of, store_of, stored
+from megaboa.run.identity import as_counted, as_named, asked_as, identity_of, store_of, stored
 from megaboa.store_paths import RunStore
 
 SHOWN = 12
@@ -30,6 +30,7 @@ class Unfinished:
     store: RunStore
     step: int
     differences: tuple[str, ...]
+    by_content: bool = False  # nothing is set otherwise: only what it reads differs
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Present:
     identity: Identity | None
 
     def is_of(self, other: Identity) -> bool:
-        return other == self.identity if self.identity else without_harmless(other.run) == self.run
+        return other == self.identity if self.identity else without_harmless(other.run) == as_named(self.run, other)
 
 
 def present(folder: RunFolder) -> Present:
@@ -63,26 +64,54 @@ def others(folder: RunFolder) -> list[tuple[RunStore, Identity]]:
 def other_work(folder: RunFolder) -> list[Unfinished]:
     """Unfinished training under the run's name with other identities, if the run as configured now has not begun.
 
-    Nothing is lost by a run that continues in place: it starts from its own checkpoint.
+    A run that continues in place loses nothing of the checkpoint that it starts from, nor of those before; only of what
+    has been trained from the same checkpoint.
     """
-    if folder.is_in_place:
-        return []
-    work = [(store, identity, step) for store, identity in others(folder) if (step := _unfinished_step(store))]
+    work = [
+        (store, identity, step)
+        for store, identity in others(folder)
+        if (not folder.is_in_place or _has_parent_of(folder, identity)) and (step := _unfinished_step(store))
+    ]
     if not work:
         return []
     now = present(folder)
     return [
-        Unfinished(store, step, tuple(differences(identity, now.run, now.identity))) for store, identity, step in work
+        Unfinished(store, step, tuple(differences(identity, now.run, now.identity)), _is_asked(folder, identity))
+        for store, identity, step in work
     ]
 
 
 def left_by_other_content(folder: RunFolder) -> RunStore | None:
     """The store of the checkpoint that a run with `continue_from: itself` was to stay with, but whose data or model the
     call has made again with other content; None otherwise."""
-    if not folder.launch.continues or folder.run.parent:
+    if not folder.launch.continues:
         return None
-    saved = [store for store, _ in others(folder) if checkpoints.latest(store.checkpoints)]
+    saved = [
+        store
+        for store, identity in others(folder)
+        if checkpoints.latest(store.checkpoints) and (not folder.run.parent or _is_asked(folder, identity))
+    ]
     return max(saved, key=lambda store: checkpoints.latest(store.checkpoints), default=None)
+
+
+def kept_step(folder: RunFolder) -> int:
+    """The newest step of the run that its job keeps, and stops for, if it finds other content than planned; 0 if it
+    trains again."""
+    now = present(folder)
+    mine = [store for store, identity in stored(folder) if now.is_of(identity)]
+    kept = [checkpoints.latest(one.checkpoints) if folder.launch.continues else _unfinished_step(one) for one in mine]
+    return max(kept, default=0)
+
+
+def _has_parent_of(folder: RunFolder, identity: Identity) -> bool:
+    """Whether this identity is of a run that continues from the same checkpoint as the run in this folder."""
+    theirs = identity.run.get("parent")
+    return bool(theirs) and parse(Parent, theirs, "identity.json").is_same_checkpoint(folder.run.parent)
+
+
+def _is_asked(folder: RunFolder, identity: Identity) -> bool:
+    """Whether this identity is of the run as its file has it now, whatever the content of what it reads."""
+    return without_harmless(identity.run) == without_harmless(asked_as(folder, identity))
 
 
 def lost(folder: RunFolder) -> Path | None:
@@ -107,7 +136,7 @@ def _unfinished_step(store: RunStore) -> int:
 def differences(before: Identity, run: Tree, now: Identity | None) -> list[str]:
     """Differences between two identities, such as `optimizer.lr: 0.001 → 0.002`: keys of the run and, if known, its
     inputs."""
-    old, new = _leaves(without_harmless(before.run)), _leaves(run)
+    old, new = _leaves(without_harmless(before.run)), _leaves(as_named(run, before))
     listed = [
         f"{key}: {_shown(old, key)} → {_shown(new, key)}"
         for key in dict.fromkeys([*old, *new])
@@ -121,19 +150,32 @@ def differences(before: Identity, run: Tree, now: Identity | None) -> list[str]:
     return [*listed, *(f"{key}: {str(old.get(key))[:12]} → {str(new.get(key))[:12]} (its content)" for key in made)]
 
 
-def explain(run: str, work: Sequence[Unfinished]) -> str:
-    """An explanation why the run isn't simply trained from step 0."""
+def explain(folder: RunFolder, work: Sequence[Unfinished]) -> str:
+    """An explanation why the run isn't simply trained from its start."""
     lines = []
     for one in work:
         last = progress.last_step(one.store)
         of = f" of {last}" if last else ""
         lines.append(
-            f"run {run} would start at step 0, and {one.store.path} has its step {one.step}{of}, trained with:"
+            f"run {folder.name} would start at {folder.start}, and {one.store.path} has its step {one.step}{of}, "
+            "trained with:"
         )
         lines += [f"  {difference}" for difference in one.differences[:SHOWN]]
         if len(one.differences) > SHOWN:
             lines.append(f"  and {len(one.differences) - SHOWN} more")
     return "\n".join(lines)
+
+
+def with_other_content(folder: RunFolder, left: RunStore) -> str:
+    """Why a run with `continue_from: itself` doesn't leave what it has trained (`left_by_other_content`)."""
+    step = checkpoints.latest(left.checkpoints)
+    why = f"would start at {folder.start}, as its data or model has other content than when this call was planned"
+    if not completion.all_saved(left):
+        return f"run {folder.name} {why}: call again, and it continues from step {step}"
+    return (
+        f"run {folder.name} {why}, and {left.path} has all its {step} steps: undo the change, continue from there with "
+        f"the change (training.train_iters above {step}), or restart it: --config restart={folder.name}"
+    )
 
 
 def ways(restart: str, continuable: bool = True) -> str:
