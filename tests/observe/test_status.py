@@ -129,6 +129,35 @@ def test_where_interrupted_runs_stopped_and_what_the_same_call_does(tmp_path):
     ]
 
 
+@pytest.mark.parametrize(
+    ("continues", "said"),
+    [
+        (False, ". Undo the change to resume it, continue from there with the change (continue_from: itself), or rest"),
+        (True, ", with which the next call continues from there"),
+    ],
+)
+def test_a_run_that_is_refused_for_other_content_is_not_said_to_resume(tmp_path, continues, said):
+    experiment = FakeExperiment(tmp_path)
+    experiment.plan_run("run")
+    write_json(experiment.results / "models" / "dense" / "source.json", {"digest": "0123"})
+    launch = {"store": str(tmp_path / "store"), "continues": continues}
+    write_json(experiment.results / "runs" / "run" / "launch.json", launch)
+    store = store_of(folder := RunFolder(experiment.results / "runs" / "run"), identity_of(folder))
+    write(store.identity, identity_of(folder))
+    write_attempt(store.path, 1, [step_event(step, START + step) for step in range(1, 13)])
+    end = end_event(1, 12, outcome="interrupted", cause="cancelled", action="stop", detail="SIGINT")
+    experiment.begin("run", store.path, [start_event(1), end])
+    write_json(checkpoints.folder(store.checkpoints, 12) / checkpoints.MARKER, {"files": {}})
+    assert interrupted(missing(experiment.results)) == ["run stopped at step 12 of 30, saved; the same call resumes it"]
+    write_json(experiment.results / "models" / "dense" / "source.json", {"digest": "4567"})
+    (line,) = interrupted(missing(experiment.results))
+    assert line.startswith(
+        "run stopped at step 12 of 30, saved at step 12; what it reads has other content since" + said
+    )
+    found = examine.run(folder, None)
+    assert any("with the same command it is refused: what it reads has other" in line for line in found), found
+
+
 def test_a_damaged_file_of_a_run_is_shown_with_it_and_hides_no_other(tmp_path):
     experiment = FakeExperiment(tmp_path)
     for run in ("damaged", "fine"):

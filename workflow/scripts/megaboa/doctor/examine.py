@@ -37,7 +37,7 @@ from megaboa.records import (
     read_ledger,
     read_steps,
 )
-from megaboa.run import checkpoints, claims, ledger
+from megaboa.run import checkpoints, claims, ledger, unfinished
 from megaboa.run.failures import tails_of
 from megaboa.run.gpu_use import use_of
 from megaboa.run.identity import is_outdated, is_trained
@@ -223,6 +223,7 @@ def _of_failure(folder: RunFolder, store: RunStore, end: AttemptEnd, facts: Fact
         own_data=folder.run.is_recipe and not corpora(folder.run.data),
         preflighted=results.preflight.exists(),  # written if all runs passed
         preflighted_in_image=inside is not None and inside.state == "PASS",
+        refused=unfinished.why_refused(folder),
     )
     rank = "" if end.rank is None else f", rank {end.rank}"
     step = _failed_step(store, end)

@@ -97,9 +97,12 @@ class Case:
     own_data: bool = False  # no corpora: the recipe has its own data
     preflighted: bool = False  # preflight has passed
     preflighted_in_image: bool = False
+    refused: str | None = None  # why the same call doesn't resume it
 
 
 def _begins(case: Case) -> str:
+    if case.refused:
+        return f"is refused: {case.refused}"
     if case.iteration:
         return f"resumes from iteration {case.iteration}"
     return "starts again from step 0 (no checkpoint was complete)"

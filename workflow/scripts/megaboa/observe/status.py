@@ -21,7 +21,7 @@ from megaboa.errors import InputError, forbidden
 from megaboa.observe.queue import Queue, trained_by, with_queue
 from megaboa.paths import ExperimentFolder, RunFolder
 from megaboa.records import read_paces
-from megaboa.run import checkpoints, claims, ledger, stragglers
+from megaboa.run import checkpoints, claims, ledger, stragglers, unfinished
 from megaboa.run.identity import is_outdated, is_trained
 from megaboa.run.outlook import without_store
 from megaboa.run.progress import (
@@ -322,6 +322,8 @@ def _stopped(folder: RunFolder, run: Progress) -> str:
     saved = checkpoints.latest(RunStore.of(folder.attempts_link).checkpoints)
     if not saved:
         return f"stopped at step {run.step}{of}, nothing was saved; the same call starts it again from {folder.start}"
+    if because := unfinished.why_refused(folder):
+        return f"stopped at step {run.step}{of}, saved at step {saved}; {because}"
     if saved < run.step:
         return f"stopped at step {run.step}{of}, saved at step {saved}; the same call resumes it from there"
     return f"stopped at step {run.step}{of}, saved; the same call resumes it"

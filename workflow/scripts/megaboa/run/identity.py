@@ -32,6 +32,8 @@ def identity_of(folder: RunFolder) -> Identity:
 
 def stored(folder: RunFolder) -> Iterator[tuple[RunStore, Identity]]:
     """The store folders of all runs trained under this run's name, each with its identity."""
+    if folder.launch.store is None:
+        return
     runs = Path(folder.launch.store, "runs", folder.experiment, folder.name)
     for path in sorted(runs.iterdir()) if runs.is_dir() else ():
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):

@@ -178,6 +178,17 @@ def with_other_content(folder: RunFolder, left: RunStore) -> str:
     )
 
 
+def why_refused(folder: RunFolder) -> str | None:
+    """Why the same call doesn't resume a run, and what does; None if it resumes it."""
+    left = left_by_other_content(folder)
+    if left and not completion.all_saved(left):
+        return "what it reads has other content since, with which the next call continues from there"
+    if work := other_work(folder):
+        since = "what it reads has other content since" if work[0].by_content else "it has other settings since"
+        return f"{since}. {ways(f'--config restart={folder.name}')}"
+    return None
+
+
 def ways(restart: str, continuable: bool = True) -> str:
     """The user's options; `restart` is the command for the last one. `continuable`: the plan allows the second one."""
     there = ", continue from there with the change (continue_from: itself)," if continuable else ""
