@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -265,6 +266,41 @@ def test_a_rate_that_had_decayed_and_rises_again_is_said(trainer: Trainer, given
     assert [runs for text, runs in trainer.plan(**given).warnings.items() if said in text] == [["base"]] * warned
     earlier = trainer.plan("sweep: {runs: {base: {continue_from: itself@10}}}", **given)
     assert not [text for text in earlier.warnings if "rises again" in text]
+
+
+@pytest.mark.parametrize(
+    ("given", "warned"),
+    [
+        ({}, []),
+        ({"training.seed": 7}, ["training.seed was 1234, and is 7: the data is shuffled otherwise, so some texts"]),
+        ({"training.seq_length": 64}, ["training.seq_length was 128, and is 64: .* at another position"]),
+        (
+            {"data.split": "90,5,5"},
+            ["data.split was .*, and is 90,5,5: documents that were trained on may be validated"],
+        ),
+        (
+            {"corpora.more": {"source": "python-stdlib"}, "data.blend": {"text": 1, "more": 3}},
+            ["data.blend was text, and is text:1,more:3: "],
+        ),
+    ],
+)
+def test_what_changes_the_data_is_said(trainer: Trainer, given: dict, warned: list[str]) -> None:
+    trainer.train(trainer.call(FROM_THE_START), 20)
+    plan = trainer.plan(**{"training.train_iters": 40, "schedule.decay_iters": 40, **given})
+    said = [text for text in plan.warnings if text.startswith("continue_from: ")]
+    assert len(said) == len(warned), said
+    assert all(re.match(f"continue_from: {pattern}", text) for pattern, text in zip(warned, said, strict=True)), said
+
+
+def test_a_finished_run_has_no_warnings_of_what_it_continued(trainer: Trainer) -> None:
+    trainer.train(trainer.call(FROM_THE_START), 20)
+    given = {"training.train_iters": 40, "training.seed": 7}
+    assert len([text for text in trainer.plan(**given).warnings if text.startswith("continue_from: ")]) == 2
+    second = trainer.train(trainer.call(**given), 40)
+    write(trainer.folder.train_manifest, made.trained(identity=second.digest))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("megaboa.run.identity.identity_of", lambda folder: second)
+        assert not [text for text in trainer.plan(**given).warnings if text.startswith("continue_from: ")]
 
 
 # runs that are new in the experiment

@@ -93,6 +93,18 @@ def test_runs_that_begin_again_or_resume_are_told_and_many_are_counted(plan_of, 
     assert restarts.outlooks(plan, "results", names[:2], names[:2], making.__getitem__) == [again]
 
 
+def test_runs_with_nothing_to_continue_from_are_told(plan_of, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    runs = "{a: {}, b: {training.seed: 2}, c: {training.seed: 3, continue_from: null}}"
+    plan = plan_of(f"continue_from: itself\nsweep: {{runs: {runs}}}", training__train_iters=60)
+    said = "nothing to continue from (continue_from: itself), so begins at step 0: a, b"
+    assert restarts.outlooks(plan, "results", ["a", "b", "c"]) == [said]
+    store = leave_unfinished(plan, "a")
+    link(store.ledger, plan["a"].folder("results", plan.name).attempts_link)
+    store.ledger.touch()
+    assert restarts.outlooks(plan, "results", ["a", "b"]) == ["a resumes at step 20 of 60", said.replace("a, b", "b")]
+
+
 def test_a_run_trains_again_with_those_that_it_continues_from(plan_of, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 

@@ -12,9 +12,9 @@ import pytest
 from fake_runs import FakeExperiment
 
 from megaboa.errors import InputError
-from megaboa.files import write_json, write_text
+from megaboa.files import link, write_json, write_text
 from megaboa.paths import AlongFolder, RunFolder, run_of
-from megaboa.records import AlongSpec, plain, write
+from megaboa.records import AlongSpec, Identity, plain, read, write
 from megaboa.run import along, checkpoints
 from megaboa.store_paths import RunStore
 
@@ -101,6 +101,28 @@ def test_a_number_of_steps_chooses_and_without_a_command_nothing_is_evaluated(ru
     run.save(10, 20, 30)
     assert [one.iteration for one in run.export(replace(SPEC, every=20, command=None)).exports] == [20]
     assert run.calls() == ["export-model 20", "prove-export 20"]
+
+
+def test_after_it_was_continued_in_place_those_of_earlier_versions_count_too(run, tmp_path):
+    run.save(10, 20, 30)
+    run.export()
+    run.calls()
+    first = RunStore.of(run.folder.attempts_link)
+    parent = {
+        "experiment": "tiny",
+        "run": "a",
+        "iteration": 20,
+        "load": {"optimizer": True, "rng": True},
+        "identity": read(Identity, first.identity).digest,
+    }
+    store = RunStore(first.path.with_name("later"))
+    write_json(store.identity, {"run": {**read(Identity, first.identity).run, "parent": parent}})
+    store.ledger.touch()
+    link(store.ledger, run.folder.attempts_link)
+    later = Training(run.folder, store.checkpoints, run.scripts)
+    later.save(40)
+    assert [one.iteration for one in later.export().exports] == [10, 20, 40]
+    assert run.calls() == [f"{kind} 40" for kind in ALL]
 
 
 @pytest.mark.parametrize("change", [{"file_gb": 1.0}, {"license": "mit"}])

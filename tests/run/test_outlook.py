@@ -131,7 +131,11 @@ def test_a_run_that_continues_in_place_resumes_from_its_checkpoint(run):
     }
     folder = run(steps=90, parent=parent)
     write(folder.parent_manifest, made.trained(identity=identity.digest))
-    assert outlook(folder) == "continues from its own step 60 (continue_from: itself)"
+    said = "continues from its own step 60 (continue_from: itself): training.train_iters: 60 → 90"
+    assert outlook(folder) == said
+    assert (
+        outlook(run(steps=90, lr=2e-3, parent=parent)) == f"{said.replace(': tr', ': optimizer.lr: 0.001 → 0.002, tr')}"
+    )
     trained_to(folder, 70)
     assert outlook(folder) == "resumes at step 70 of 90"
 

@@ -155,6 +155,24 @@ def test_a_run_that_continues_in_place_leaves_nothing(run):
     assert continued.is_in_place and unfinished.other_work(continued) == []
 
 
+def test_what_has_been_continued_in_place_is_compared_by_its_newest_version(run):
+    first = identity_of(run())
+    trained_to(run(), 20)
+    parent = {
+        "experiment": "my",
+        "run": "a",
+        "iteration": 20,
+        "identity": first.digest,
+        "load": {"optimizer": True, "rng": True},
+    }
+    continued = run(lr=2e-3, parent=parent)
+    write(continued.parent_manifest, made.trained(identity=first.digest))
+    second = trained_to(continued, 60, completed=True)
+    (work,) = unfinished.other_work(run(lr=2e-3))
+    assert (work.store.path, work.step) == (second.path, 60)
+    assert "parent.iteration: 20 → not set" in work.differences and "optimizer.lr" not in str(work.differences)
+
+
 def test_an_override_that_counts_is_another_run(run):
     folder = run()
     store, older = before_the_table(folder, **{"model.moe_permute_fusion": True, TIMEOUT: 30})

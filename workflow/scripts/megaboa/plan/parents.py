@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from megaboa.blends import named, split_blends
 from megaboa.config.problems import choose, show
 from megaboa.errors import InputError
 from megaboa.layout import NAMES, Layout
@@ -107,9 +108,14 @@ class Parents:
         problems = mismatches(parent, run, step)
         for path, message in problems:
             self.complain(run, path, message)
-        if not problems and (warning := rises_again(parent, run, step)):
-            self.warnings.setdefault(warning, []).append(run.name)
-        return run if problems else with_parent(run, experiment, name, step, parent.identity)
+        if problems:
+            return run
+        joined = with_parent(run, experiment, name, step, parent.identity)
+        if not _is_done(joined, self.results, self.experiment):
+            read_otherwise = reads_otherwise(parent, run) if name == run.name and experiment == self.experiment else ()
+            for warning in filter(None, (rises_again(parent, run, step), *read_otherwise)):
+                self.warnings.setdefault(warning, []).append(run.name)
+        return joined
 
     def _continued_in_place(self, run: Run) -> Run:
         """A run that continues in place, with the checkpoint of its earlier state as its parent."""
@@ -372,6 +378,38 @@ def rises_again(parent: ParentRun, run: Run, step: int) -> str | None:
         f"continue_from: the learning rate had decayed to its end by step {end}, and rises again, as "
         f"the schedule now ends at step {last} (training.train_iters): schedule.decay_iters sets another end"
     )
+
+
+def reads_otherwise(parent: ParentRun, run: Run) -> Iterator[str]:
+    """Warnings of settings that change which samples come after the parent's: they are counted, and not the texts."""
+    own, theirs = run.run, parent.run
+
+    def changed(key: str, now: Any, before: Any, what: str) -> Iterator[str]:
+        if now is not None and before is not None and now != before:
+            yield f"continue_from: {key} was {before}, and is {now}: {what}"
+
+    blends = [split_blends(one.data).get("train") for one in (own, theirs)]
+    seeds, lengths = ([one.training.get(key) for one in (own, theirs)] for key in ("seed", "seq_length"))
+    splits = [one.data.get("split") if one.data.get("blend") else None for one in (own, theirs)]
+    again = "some texts that were read come again, and others don't come"
+    yield from changed("training.seed", *seeds, f"the data is shuffled otherwise, so {again}")
+    yield from changed(
+        "training.seq_length", *lengths, f"the run has read as many samples, but at another position, so {again}"
+    )
+    yield from changed(
+        "data.split", *splits, "documents that were trained on may be validated on, so losses may look too good"
+    )
+    yield from changed(
+        "data.blend",
+        *(blend and named(blend) for blend in blends),
+        f"the run reads on where the new blend has as many samples: of corpora that both have, {again}",
+    )
+
+
+def _is_done(run: Run, results: Path, experiment: str) -> bool:
+    with contextlib.suppress(InputError):  # of damaged files others say more
+        return is_trained(run.folder(results, experiment))
+    return False
 
 
 def optimizer_mismatches(parent: str, own: RunSpec, theirs: RunSpec) -> list[Mismatch]:

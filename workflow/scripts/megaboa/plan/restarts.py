@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+from megaboa.check.refusals import some_of
 from megaboa.config.problems import choose
 from megaboa.errors import InputError
 from megaboa.paths import RunFolder
@@ -71,6 +72,8 @@ def outlooks(
     """
     runs = [(run, run.folder(results, plan.name)) for run in plan.runs if run.name in starting]
     begun = [(run, folder) for run, folder in runs if folder.attempts_link.exists() or folder.has_lost_its_store]
+    names = {run.name for run, _ in begun}
+    new = [run.name for run, _ in runs if run.launch.continues and not run.run.parent and run.name not in names]
     told = (
         (
             run.name,
@@ -81,6 +84,8 @@ def outlooks(
         for run, folder in begun[:SHOWN]
     )
     lines = [f"{name} {said}" for name, said in told if said]
+    if new:
+        lines.append(f"nothing to continue from (continue_from: itself), so begins at step 0: {some_of(new)}")
     return [*lines, f"and {len(begun) - SHOWN} more that have begun"] if len(begun) > SHOWN else lines
 
 

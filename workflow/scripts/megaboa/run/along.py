@@ -36,6 +36,7 @@ from megaboa.records import (
     write,
 )
 from megaboa.run import checkpoints, completion, progress
+from megaboa.run.versions import versions
 from megaboa.store_paths import RunStore
 
 SCRIPTS = Path(__file__).parents[2]
@@ -52,9 +53,9 @@ def export_along(folder: RunFolder, spec: AlongSpec, say: Say = print, follow: b
     payload, failed, done = _store(folder), {}, {}
     while True:
         over = not follow or folder.train_manifest.exists() or completion.all_saved(payload)
-        for iteration in wanted(payload, spec.every):
+        for iteration, store in wanted(folder, payload, spec.every).items():
             if iteration not in done and iteration not in failed:
-                one = _Step(AlongFolder(folder.path, iteration=iteration), payload, spec, say)
+                one = _Step(AlongFolder(folder.path, iteration=iteration), store, spec, say)
                 if problem := one.make():
                     failed[iteration] = problem
                 else:
@@ -68,10 +69,11 @@ def export_along(folder: RunFolder, spec: AlongSpec, say: Say = print, follow: b
     return Along(run=folder.name, identity=read(Identity, payload.identity).digest, exports=tuple(done.values()))
 
 
-def wanted(payload: RunStore, every: int | None) -> list[int]:
-    """The complete checkpoints: all, or only those at multiples of `every` steps."""
-    found = checkpoints.complete_iterations(payload.checkpoints)
-    return [iteration for iteration in found if every is None or iteration % every == 0]
+def wanted(folder: RunFolder, payload: RunStore, every: int | None) -> dict[int, RunStore]:
+    """The complete checkpoints of the run and its earlier versions, with their stores: all, or only those at multiples
+    of `every` steps."""
+    kept = {number: one.store for one in versions(folder, payload) for number in one.kept}
+    return {number: kept[number] for number in sorted(kept) if every is None or number % every == 0}
 
 
 def _store(folder: RunFolder) -> RunStore:

@@ -3,16 +3,16 @@ only."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 from megaboa.paths import RunFolder
 from megaboa.records import Identity, read
 from megaboa.run import checkpoints, claims, completion, progress
 from megaboa.run.identity import stored
-from megaboa.run.unfinished import differences, lost, present
+from megaboa.run.unfinished import Present, differences, lost, present
 from megaboa.store_paths import RunStore
 
-SHOWN = 2  # differences that are named
+SHOWN, SHOWN_IN_PLACE = 2, 5  # differences that are named
 LENGTH = "training.train_iters"
 
 Obstacles = Callable[[RunStore, int], Collection[str]]
@@ -41,11 +41,12 @@ def outlook(folder: RunFolder, restarts: bool = False, obstacles: Obstacles = la
     if not before.identity.exists() or not before.attempts:
         return None
     if folder.is_in_place:
-        return f"continues from its own step {folder.run.parent.iteration} (continue_from: itself)"
+        return (
+            f"continues from its own step {folder.run.parent.iteration} (continue_from: itself){_changed(folder, now)}"
+        )
     changed = differences(read(Identity, before.identity), now.run, now.identity)
     if not changed:
         return f"trains again from {folder.start}: its checkpoints are in {before.path}, not in {folder.launch.store}"
-    more = f" and {len(changed) - SHOWN} more" if len(changed) > SHOWN else ""
     saved = checkpoints.latest(before.checkpoints)
     if not saved:
         rest = ""
@@ -56,7 +57,21 @@ def outlook(folder: RunFolder, restarts: bool = False, obstacles: Obstacles = la
     else:
         rest = f" (continue_from: itself would continue from step {saved})"
     still = f"; {who} still trains it as it was" if (who := claims.trainer(before.claims)) else ""
-    return f"trains again from {folder.start}: {', '.join(changed[:SHOWN])}{more}{rest}{still}"
+    return f"trains again from {folder.start}: {_listed(changed)}{rest}{still}"
+
+
+def _changed(folder: RunFolder, now: Present) -> str:
+    """What is set otherwise since the checkpoint from which the run continues in place."""
+    parent = str(folder.run.parent.identity)
+    earlier = next((identity for _, identity in stored(folder) if identity.digest == parent), None)
+    found = differences(earlier, now.run, now.identity) if earlier else []
+    changed = [one for one in found if not one.startswith("parent")]
+    return f": {_listed(changed, SHOWN_IN_PLACE)}" if changed else ""
+
+
+def _listed(changed: Sequence[str], most: int = SHOWN) -> str:
+    more = f" and {len(changed) - most} more" if len(changed) > most else ""
+    return f"{', '.join(changed[:most])}{more}"
 
 
 def without_store(folder: RunFolder) -> str | None:

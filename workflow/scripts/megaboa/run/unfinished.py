@@ -67,18 +67,33 @@ def other_work(folder: RunFolder) -> list[Unfinished]:
     A run that continues in place loses nothing of the checkpoint that it starts from, nor of those before; only of what
     has been trained from the same checkpoint.
     """
-    work = [
-        (store, identity, step)
-        for store, identity in others(folder)
-        if (not folder.is_in_place or _has_parent_of(folder, identity)) and (step := _unfinished_step(store))
-    ]
+    found = others(folder)
+    begun = [one for one in found if not folder.is_in_place or _has_parent_of(folder, one[1])]
+    work = {store: identity for one in begun if _unfinished_step(one[0]) for store, identity in [_newest(one, found)]}
     if not work:
         return []
     now = present(folder)
     return [
-        Unfinished(store, step, tuple(differences(identity, now.run, now.identity)), _is_asked(folder, identity))
-        for store, identity, step in work
+        Unfinished(
+            store,
+            checkpoints.latest(store.checkpoints),
+            tuple(differences(identity, now.run, now.identity)),
+            _is_asked(folder, identity),
+        )
+        for store, identity in work.items()
     ]
+
+
+def _newest(one: tuple[RunStore, Identity], found: list[tuple[RunStore, Identity]]) -> tuple[RunStore, Identity]:
+    """The newest version that has continued this one in place and saved a checkpoint, or this one."""
+    later = [
+        other
+        for other in found
+        if (other[1].run.get("parent") or {}).get("identity") == one[1].digest
+        and checkpoints.latest(other[0].checkpoints)
+    ]
+    newest = max(later, key=lambda other: checkpoints.latest(other[0].checkpoints), default=None)
+    return _newest(newest, found) if newest else one
 
 
 def left_by_other_content(folder: RunFolder) -> RunStore | None:
