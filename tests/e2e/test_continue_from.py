@@ -2,6 +2,8 @@
 
 import json
 import math
+import os
+import signal
 import time
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import pytest
 from clone import edit, kill_group
 
 from megaboa.files import read_jsonl
+from megaboa.run import checkpoints
 
 pytestmark = pytest.mark.slow
 
@@ -260,3 +263,50 @@ def test_a_run_goes_on_under_its_own_name_with_more_steps_and_in_another_layout(
     assert all(0 < one["relative"] < 1 for one in changed.values()), "three steps have moved every tensor"
     assert "steps 7 to 9, after itself/a@6" in workspace.results("itself", "report", "index.html").read_text()
     assert workspace.planned("--configfile", config) == {}
+
+
+def test_an_edited_corpus_costs_no_saved_step(workspace):
+    """Without the key the run stops until the edit is undone; with it, it continues from its own newest step."""
+
+    def write_corpus(word: str) -> None:
+        documents = (f"{word} number {n} of a text that is long enough to be read for a while. " * 9 for n in range(99))
+        text = "".join(json.dumps({"text": document}) + "\n" for document in documents)
+        (workspace.path / "edited.jsonl").write_text(text)
+
+    def train_until(step: int) -> int:
+        process = workspace.start("pretrain", "--configfile", config)
+        workspace.wait_for_step("edited", "a", step)
+        os.killpg(process.pid, signal.SIGINT)
+        output = process.communicate(timeout=240)[0]
+        saved = max(checkpoints.complete_iterations(workspace.store("edited", "a") / "checkpoints"))
+        assert "saved; the same call resumes it" in output and saved >= step, output
+        return saved
+
+    config = workspace.experiment("edited", {"a": "{}"}, steps=4000, save_interval=10)
+    edit(config, "train_on: text", "train_on: base")
+    edit(config, "corpora:\n  text: {source", "corpora:\n  text: {source: edited.jsonl}\n  base: {source")
+    edit(config, "data: {", "data: {blend: {text: 1}, ")
+    edit(config, "save_interval: 10", "save_interval: 10, keep_every: 20, keep_last: 3")
+    write_corpus("one")
+    first = train_until(22)
+    write_corpus("another")
+    plan = ("-n", "pretrain", "--configfile", config)
+    assert f"a stops, and keeps its step {first}, if what it reads has changed, which is" in workspace.snakemake(*plan)
+    output = workspace.snakemake("pretrain", "--configfile", config, code=1)
+    last = output.splitlines()[-1]
+    assert "(its content)" in output and "what it reads has other content since. Undo the change to resume it" in last
+    write_corpus("one")
+    workspace.snakemake("data", "--configfile", config)
+    assert f"a resumes at step {first} of 4000" in workspace.snakemake(*plan)
+
+    edit(config, "a: {}", "a: {continue_from: itself}")
+    write_corpus("another")
+    again = "call again, and it continues from step {}"
+    assert again.format(first) in workspace.snakemake("pretrain", "--configfile", config, code=1)
+    second = train_until(first + 22)
+    write_corpus("a third")
+    assert again.format(second) in workspace.snakemake("pretrain", "--configfile", config, code=1)
+    assert f"a continues from its own step {second} (continue_from: itself)" in workspace.snakemake(*plan)
+    third = train_until(second + 2)
+    assert workspace.steps("edited", "a")[0][0] == second + 1 and third > second
+    assert "iteration 20" in workspace.megaboa("inspect", "edited/a@20")
