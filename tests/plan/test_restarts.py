@@ -1,9 +1,12 @@
 """megaboa.plan.restarts: no run begins at step 0 unasked while its name has unfinished work."""
 
+import os
+
 import pytest
 
 from megaboa.files import link, write_json
 from megaboa.plan import restarts
+from megaboa.plan.shared import Shared
 from megaboa.records import Identity, write
 from megaboa.run.checkpoints import MARKER
 from megaboa.run.identity import store_of
@@ -131,3 +134,19 @@ def test_a_run_trains_again_with_those_that_it_continues_from(plan_of, tmp_path,
 )
 def test_restart_is_no_key_of_the_experiment(given, names):
     assert restarts.split({"device": "cpu", **given}) == ({"device": "cpu"}, names)
+
+
+def test_what_is_older_than_its_source_is_outdated(plan_of, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = tmp_path / "text.jsonl"
+    text.write_text('{"text": "a"}\n')
+    shared = Shared(plan_of("corpora: {text: {source: text.jsonl}}", training__train_iters=60))
+    run = shared.plan.runs[0]
+    made = [shared.paths.tokenizer("bpe"), shared.paths.corpus("text").manifest, shared.paths.model(run.model).source]
+    for path in made:
+        write_json(path, {})
+    for number, path in enumerate((text, *made)):
+        os.utime(path, (number, number))
+    assert not shared.is_outdated(run)
+    os.utime(text, (10, 10))
+    assert shared.is_outdated(run)

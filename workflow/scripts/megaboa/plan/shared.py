@@ -358,6 +358,6 @@ class Shared:
 
 
 def _newest(paths: Iterable[str]) -> float:
-    """The newest time of modification, as of now if a file is missing."""
+    """The newest time of modification; infinite if a file is missing."""
     times = [Path(path).lstat().st_mtime if Path(path).exists() else math.inf for path in paths]
     return max(times, default=0.0)
