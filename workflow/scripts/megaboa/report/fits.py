@@ -228,7 +228,8 @@ class _Problem:
 
 def optimum(x: Points, y: Points, spec: Figure) -> Fit:
     """Fit a parabola in log x to the values around the best; its vertex has Fieller's interval."""
-    name, less = spec.x, metrics.named(spec.y).less_is_better
+    name, less = spec.x, spec.lowest_is_best
+    meant = f"{'lowest' if less else 'highest'} {metrics.label(spec.y)}"
     known = np.isfinite(x) & np.isfinite(y) & (x > 0)
     x, y = x[known], y[known]
     values = np.unique(x)
@@ -240,8 +241,8 @@ def optimum(x: Points, y: Points, spec: Figure) -> Fit:
     if best in (0, len(values) - 1):
         side = "smallest" if best == 0 else "largest"
         return Fit(
-            why=f"The best value of {name}, {values[best]:g}, is the {side} of the sweep: the optimum may lie beyond; "
-            f"add {'smaller' if best == 0 else 'larger'} values."
+            why=f"The best value of {name} ({meant}), {values[best]:g}, is the {side} of the sweep: the optimum may "
+            f"lie beyond; add {'smaller' if best == 0 else 'larger'} values."
         )
     near = np.isin(x, values[max(0, best - NEAR) : best + NEAR + 1])
     x, y = np.log(x[near]), y[near] if less else -y[near]
@@ -263,7 +264,7 @@ def optimum(x: Points, y: Points, spec: Figure) -> Fit:
     sign = 1 if less else -1
     return Fit(
         constants=(at, Constant(spec.y, float(sign * (found[0] + slope * vertex + bend * vertex**2)), None, None)),
-        sentence=f"Optimum by a parabola in log {name} through {len(x)} runs: {at}.",
+        sentence=f"Optimum ({meant}) by a parabola in log {name} through {len(x)} runs: {at}.",
         curve=lambda at: sign * (np.log(at)[:, None] - centre) ** np.arange(3) @ found,
     )
 

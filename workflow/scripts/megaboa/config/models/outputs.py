@@ -21,6 +21,7 @@ from megaboa.config.models.resources import SchedulerOptions
 from megaboa.config.models.section import Name, Runs, Section, key
 from megaboa.config.problems import nearest
 from megaboa.files import is_python
+from megaboa.metrics import EVALUATION, named
 from megaboa.records import Tree
 from megaboa.secrets import has_credentials
 
@@ -277,6 +278,12 @@ class Figure(Section):
         "in a scatter plot of runs: Chinchilla's law, with x `params`, `trained_tokens` or `train_flops`; or the "
         "optimum of a sweep over x, for each value of `hue`",
     )
+    best: Literal["lowest", "highest"] | None = key(
+        None,
+        "which values of `y`, or of a heat map's `value`, are best: for `fit: optimum` (required for `evaluation.*`), "
+        "a heat map's colours, and which bars are shown of more than 40; default: the lowest of losses and times, else "
+        "the highest",
+    )
     format: Literal["page", "one-column", "two-columns"] = key(
         "page", "size of the figure and its text: of the page, or of a column or the whole width of a two-column paper"
     )
@@ -300,7 +307,16 @@ class Figure(Section):
             raise ValueError("fit belongs to one scatter plot of runs: set `kind: scatter`, no `data` and no `facet`")
         if self.fit == "scaling-law" and self.x not in LAWS:
             raise ValueError(f"fit: scaling-law has x: {', '.join(LAWS)}; x is {self.x!r}")
+        if self.best is not None and self.fit != "optimum" and self.kind not in ("bar", "heat"):
+            raise ValueError("best belongs to `fit: optimum`, bars and heat maps: remove it")
+        if self.best is None and self.fit == "optimum" and self.y.startswith(EVALUATION):
+            raise ValueError(f"fit: optimum can't know which {self.y} is best: set `best: lowest` or `best: highest`")
         return self
+
+    @property
+    def lowest_is_best(self) -> bool:
+        """Of the values of `y`, or of a heat map's `value`."""
+        return self.best == "lowest" if self.best else named(self.value or self.y).less_is_better
 
 
 class Baseline(Section):
