@@ -196,7 +196,7 @@ def test_runs_that_do_not_set_a_swept_key_are_drawn_with_the_value_they_had(one_
     assert [line.get_label() for line in axes.lines] == ["parallel.vpp not set", "parallel.vpp 2"]
     assert table["n"].tolist() == [2, 2, 1]
     axes, _ = drawn(one_with_tp, kind="scatter", x="optimizer.lr", y="loss.last", facet="parallel.vpp")
-    assert [one.get_title() for one in axes] == ["parallel.vpp 2", "parallel.vpp not set"]
+    assert [one.get_title() for one in axes] == ["parallel.vpp not set", "parallel.vpp 2"]
     [axes], table = drawn(one_with_tp, kind="bar", x="parallel.vpp", y="loss.last")
     assert [text.get_text() for text in axes.get_yticklabels()] == ["not set", "2"] and table["n"].tolist() == [4, 1]
 
@@ -320,16 +320,18 @@ def test_legends_are_read_line_by_line_in_the_order_of_the_plan(tmp_path):
         (
             CURVES | {"hue": "optimizer.lr", "over": "training.seed"},
             "Loss of every step by step: a line for each learning rate; colour: learning rate. Mean over training.seed "
-            "(n = 6) with its 95% confidence interval.",
+            "and training.global_batch_size (n = 6) with its 95% confidence interval.",
         ),
         (
             TIMES | {"filter": {"kind": "idle"}},
             "Seconds of the runs' time by kind: a bar for each kind and learning rate; colour: learning rate; "
-            "only kind idle.",
+            "only kind idle. Median (bar), least to most (line), n = 6, over training.global_batch_size and "
+            "training.seed.",
         ),
         (
             {"kind": "heat", "x": "optimizer.lr", "y": "training.global_batch_size", "value": "loss.last"},
-            "Last loss by learning rate and global batch size: a cell for each pair.",
+            "Last loss by learning rate and global batch size: a cell for each pair. A cell is a mean, n = 3, over "
+            "training.seed.",
         ),
         (
             {"kind": "scatter", "data": "validation", "x": "step", "y": "loss", "facet": "optimizer.lr"},
@@ -379,7 +381,7 @@ def test_bars_of_groups_reach_over_their_runs(frames):
     [axes], table = drawn(frames, kind="bar", x="optimizer.lr", y="loss.last")
     assert [round(bar.get_width(), 6) for bar in axes.patches] == [round(value, 6) for value in table["loss.last"]]
     assert table["n"].tolist() == [6, 6]
-    low, high = table.loc[0, "loss.last.p5"], table.loc[0, "loss.last.p95"]
+    low, high = table.loc[0, "loss.last.least"], table.loc[0, "loss.last.most"]
     assert (low, high) == (pytest.approx(5 - 1 - 0.16 + 0.1), pytest.approx(5 - 1 - 0.08 + 0.3))
 
 

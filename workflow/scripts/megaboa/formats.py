@@ -26,6 +26,20 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
+def text(value: object) -> str:
+    """A value as in plan.tsv and in a YAML file; whole numbers without a decimal point."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:.10g}"
+    return str(value)
+
+
+def listed(names: Sequence[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
+
+
 def size(number: float) -> str:
     """Bytes, in three significant digits: `950 B`, `12.3 MB`, `4.56 TB`."""
     for unit, word in _SIZES:

@@ -127,6 +127,8 @@ METRICS: dict[Rows, tuple[Metric, ...]] = {
         Metric("seconds", "", "", SECONDS, **LESS, **TIMED),
     ),
 }  # fmt: skip
+# The column that tells apart what is measured of one run: of one step, if the table has steps.
+SERIES: dict[Rows, str] = {"validation": "set", "exports": "name", "time": "kind"}
 # Labels of columns that are keys of the experiment.
 KEYS = {
     "params": "parameters",

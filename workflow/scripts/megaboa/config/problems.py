@@ -67,6 +67,12 @@ def _words(name: str) -> set[str]:
     return set(re.split(r"[._/]", name.casefold()))
 
 
+def no_value(column: str, wanted: Iterable[str], there: Iterable[str]) -> str:
+    """A message such as 'no run has model x; there are dense, moe', with the values if they fit on a line."""
+    known = ", ".join(there)
+    return f"no run has {column} {' or '.join(wanted)}{f'; there are {known}' if len(known) <= 160 else ''}"
+
+
 def choose(word: str, options: Iterable[str], what: str) -> str:
     """A message such as 'there is no ...; did you mean ...?', with the options if they fit on a line."""
     options = list(options)

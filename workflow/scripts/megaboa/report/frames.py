@@ -10,6 +10,7 @@ import pandas as pd
 
 from megaboa import blends, metrics
 from megaboa.config.models.outputs import Figure
+from megaboa.formats import text
 from megaboa.observe.steps import VALIDATION_SET
 from megaboa.records import LM_LOSS
 from megaboa.report.runs import RunResult
@@ -65,10 +66,20 @@ class Frames:
 
     def _chosen(self, figure: Figure) -> pd.DataFrame:
         """The rows that a figure's filter leaves, also those without a value that has a place on an axis."""
+        table = self.unfiltered(figure)
+        for name, wanted in figure.filter.items():
+            allowed = {text(value) for value in (wanted if isinstance(wanted, list) else [wanted])}
+            table = table[table[name].map(text).isin(allowed)]
+        return table
+
+    def unfiltered(self, figure: Figure) -> pd.DataFrame:
+        """All rows of a figure's table, with the columns that it names."""
         table = self.table(figure.data)
         if figure.data == "time" and "kind" not in figure.filter:  # kinds that no run has spent time on say nothing
             table = table[table.groupby("kind")["seconds"].transform("any")]
+        series = metrics.SERIES.get(figure.data)
         given = (figure.x, figure.y, figure.value, figure.hue, figure.dash, figure.facet, figure.over, *figure.filter)
+        given += (series, "step" if "step" in table.columns and figure.kind in ("bar", "box", "heat") else None)
         asked = list(dict.fromkeys(name for name in given if name is not None))
         if figure.fit == "scaling-law":
             asked = list(dict.fromkeys([*asked, PARAMS, TOKENS]))
@@ -87,11 +98,28 @@ class Frames:
         for name in dict.fromkeys(groups):
             if name in table.columns and name in self.runs.columns:
                 table = table.assign(**{name: self.named(table[name])})
-        for name, wanted in figure.filter.items():
-            allowed = {text(value) for value in (wanted if isinstance(wanted, list) else [wanted])}
-            table = table[table[name].map(text).isin(allowed)]
         columns = list(dict.fromkeys(["run", *(name for name in asked if name not in figure.filter), *figure.filter]))
         return table[columns]
+
+    def pooled(self, figure: Figure) -> list[str]:
+        """The swept keys, the model, and steps and sets, in which the values of one mean, bar, box or cell differ.
+
+        `over` is the first; keys that tell its values are left out.
+        """
+        rows, series = self.of(figure), metrics.SERIES.get(figure.data)
+        keys = [name for name in dict.fromkeys([*self.swept, "model"]) if self.varies(name)]
+        shown = {figure.x, figure.hue, figure.dash, figure.facet, figure.y if figure.value else None}
+        shown |= {series, *(["setting"] if figure.hue is None else [])} if figure.over else set()
+        # Means of steps are not looked at step by step: runs have them in common.
+        groups = [name for name in shown if name in rows.columns and not (figure.over and name in ("step", "tokens"))]
+        known = {*shown, figure.over, *(self._determined_by(figure.over) if figure.over else ())}
+        others = [name for name in (*keys, series, "step") if name is not None and name not in known]
+        own = [name for name in dict.fromkeys(["run", *groups, *others]) if name in rows.columns]
+        rows = rows[own].drop_duplicates()
+        rows = rows.merge(self.runs[["run", *(name for name in keys if name not in own)]], on="run").assign(all="")
+        by_group = rows.groupby(["all", *groups], dropna=False)
+        found = [name for name in others if name in rows.columns and (by_group[name].nunique(dropna=False) > 1).any()]
+        return [*([figure.over] if figure.over else []), *found]
 
     def settings(self, figure: Figure) -> dict[str, str]:
         """The settings that a figure of means has a curve for, by run.
@@ -275,12 +303,3 @@ def _with_named_blends(values: Mapping[str, Mapping[str, Any]]) -> dict[str, dic
         return blends.named(value) if is_blend and isinstance(value, Mapping) else value
 
     return {run: {key: shown(key, value) for key, value in own.items()} for run, own in values.items()}
-
-
-def text(value: Any) -> str:
-    """A value as in plan.tsv and in a YAML file; whole numbers without a decimal point."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, float):
-        return f"{value:.10g}"
-    return str(value)

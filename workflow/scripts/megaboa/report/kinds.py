@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -20,7 +21,8 @@ from matplotlib.figure import Figure as Drawing
 
 from megaboa.check.refusals import some_of
 from megaboa.config.models.outputs import Figure
-from megaboa.metrics import label, named
+from megaboa.formats import text
+from megaboa.metrics import SERIES, label
 from megaboa.report.fits import FLOP, Fit
 from megaboa.report.frames import FLOPS, NOT_SET, PARAMS, TOKENS, UNKNOWN
 from megaboa.report.intervals import LEVEL, student
@@ -34,6 +36,7 @@ from megaboa.report.style import (
     MOST_PLAIN,
     MUTED,
     NAMES,
+    PALETTE,
     Shades,
     finish,
     in_field,
@@ -41,7 +44,6 @@ from megaboa.report.style import (
     legend,
     number,
     places,
-    text_of,
 )
 
 MOST_POINTS = 20_000  # a figure with more points shows only every n-th step
@@ -61,31 +63,61 @@ def draw(
     """The figure and a table of its data, or None if the table is empty."""
     if table.empty:
         return None
-    parts = (
-        {"": table} if spec.facet is None else {text_of(k): part for k, part in table.groupby(spec.facet, sort=True)}
-    )
-    parts = dict(list(parts.items())[:MOST_FACETS])
+    parts = [(None, table)] if spec.facet is None else list(table.groupby(spec.facet, sort=False))[:MOST_FACETS]
+    draw_one = KINDS[spec.kind]
+    if spec.kind == "heat":
+        means = [cells(part, spec)[spec.value] for _, part in parts]
+        draw_one = partial(heat, least=min(map(min, means)), most=max(map(max, means)))
     columns = min(2, len(parts))
     lines = math.ceil(len(parts) / columns)
     height = _height(spec, table) if len(parts) == 1 else 2.6 * lines
     look = FORMATS[spec.format]
     figure, grid = plt.subplots(lines, columns, figsize=(look.width, height * look.height), squeeze=False)
-    shown = []
-    for axes, (name, part) in zip(grid.flat, parts.items(), strict=False):
-        shown.append(KINDS[spec.kind](axes, part, spec, shades))
-        finish(axes, spec)
+    panels, shown = list(grid.flat)[: len(parts)], []
+    for axes, (level, part) in zip(panels, parts, strict=True):
+        shown.append(draw_one(axes, part, spec, shades))
+        finish(axes, spec, alone=columns == 1)
         if fits:
             shown[-1] = fitted(axes, shown[-1], spec, shades, fits)
-        if spec.direct:
+        if spec.facet is not None:
+            axes.set_title(_level(spec.facet, level), fontsize=look.small, color=INK)
+            shown[-1] = shown[-1].assign(**{spec.facet: level})
+    if not (spec.data == "exports" and spec.facet == SERIES["exports"]):  # panels of several quantities
+        _same_scale(panels, spec)
+    if spec.direct:
+        for axes, (_, part) in zip(panels, parts, strict=True):
             direct(axes, part, spec, shades)
-        if name:
-            axes.set_title(f"{label(spec.facet)} {name}", fontsize=look.small, color=INK)
     for axes in list(grid.flat)[len(parts) :]:
         axes.set_visible(False)
     # names next to bars and boxes replace the legend
     if spec.kind != "heat" and not (spec.kind in ("bar", "box") and spec.x == shades.column):
         legend(figure)
     return figure, pd.concat(shown, ignore_index=True)
+
+
+def _same_scale(panels: Sequence[Axes], spec: Figure) -> None:
+    """One axis of values for all panels, so that they can be compared."""
+    which = {"line": "ylim", "scatter": "ylim", "bar": "xlim", "box": "xlim"}.get(spec.kind)
+    if which and len(panels) > 1:
+        ends = [end for axes in panels for end in getattr(axes, f"get_{which}")()]
+        for axes in panels:
+            axes.set(**{which: (min(ends), max(ends))})
+
+
+def told_apart(spec: Figure, table: pd.DataFrame) -> Figure:
+    """The figure, with a dash or marker for each set of one run's values, unless something else tells them apart."""
+    series = SERIES.get(spec.data)
+    if spec.kind not in ("line", "scatter") or spec.dash or series in (None, spec.x, spec.hue, spec.facet):
+        return spec
+    return spec.model_copy(update={"dash": series}) if 1 < table[series].nunique() <= len(DASHES) else spec
+
+
+def colour_by(spec: Figure, table: pd.DataFrame) -> str | None:
+    """The column of the colours; None for that of most figures: runs or, of many, models."""
+    if spec.hue or shared(spec, table):
+        return spec.hue or spec.x
+    # Of many runs, learning rates have few curves: each names its runs.
+    return "run" if spec.kind == "line" and spec.y in SCHEDULED and spec.over is None and not spec.direct else None
 
 
 def shared(spec: Figure, table: pd.DataFrame) -> bool:
@@ -110,18 +142,25 @@ def line(axes: Axes, table: pd.DataFrame, spec: Figure, shades: Shades) -> pd.Da
     """A curve for each run; or the mean over runs with its band; or the distribution of very many runs."""
     if spec.over is not None:
         return _means(axes, table, spec, shades)
+    columns = ["run", shades.column, *_series(spec, table)]
     stride = max(1, math.ceil(len(table) / MOST_POINTS))
-    runs = list(dict.fromkeys(table["run"]))
-    if len(runs) > MOST_ENTRIES:
+    curves = [
+        part.sort_values(spec.x, kind="stable").iloc[::stride]
+        for _, part in table.groupby(list(dict.fromkeys(columns)), sort=False, dropna=False)
+    ]
+    runs = table["run"].nunique()
+    if _alone(spec, shades) and (runs > MOST_PLAIN or spec.y in SCHEDULED):
+        groups = _equal(curves, spec)
+        if (len(groups) if spec.y in SCHEDULED else runs) <= MOST_ENTRIES:
+            _named_curves(axes, groups, spec, shades)
+            return pd.concat(curves)
+    if runs > MOST_ENTRIES:
         return _crowd(axes, table, spec, shades)
-    curves = {run: table[table["run"] == run].sort_values(spec.x, kind="stable").iloc[::stride] for run in runs}
-    if _alone(spec, shades) and (len(runs) > MOST_PLAIN or spec.y in SCHEDULED):
-        _named_curves(axes, curves, spec, shades)
-        return pd.concat(curves.values())
-    shown, dashes = [], _levels(axes, table, spec, shades, DASHES)
-    for index, curve in enumerate(curves.values()):
+    dashes = _levels(axes, table, spec, shades, DASHES)
+    few = shades.few and len(curves) <= len(PALETTE)
+    for index, curve in enumerate(curves):
         # Equal curves cover each other. The first ones are drawn wider, so that they show at the edges of the next.
-        width = 1.3 + 0.6 * (len(runs) - 1 - index) if shades.few and not spec.dash else 1.0
+        width = 1.3 + 0.6 * (len(curves) - 1 - index) if few and not spec.dash else 1.0
         axes.plot(
             curve[spec.x],
             curve[spec.y],
@@ -134,8 +173,13 @@ def line(axes: Axes, table: pd.DataFrame, spec: Figure, shades: Shades) -> pd.Da
             markersize=width + 2,
             solid_capstyle="round",
         )
-        shown.append(curve)
-    return pd.concat(shown)
+    return pd.concat(curves)
+
+
+def _series(spec: Figure, table: pd.DataFrame) -> list[str]:
+    """The columns, apart from the run or colour, whose values have curves of their own."""
+    found = dict.fromkeys(name for name in (spec.dash, SERIES.get(spec.data)) if name is not None)
+    return [name for name in found if name in table.columns and name != spec.x]
 
 
 def _alone(spec: Figure, shades: Shades) -> bool:
@@ -143,42 +187,52 @@ def _alone(spec: Figure, shades: Shades) -> bool:
     return shades.column in NAMES and spec.dash is None and not spec.direct
 
 
-def _named_curves(axes: Axes, curves: Mapping[str, pd.DataFrame], spec: Figure, shades: Shades) -> None:
-    """Many runs' curves, told apart by colours and dashes. Equal curves are drawn once, with the names of all."""
-    equal: dict[Any, list[str]] = {}
-    for run, curve in curves.items():
+def _equal(curves: Sequence[pd.DataFrame], spec: Figure) -> list[list[pd.DataFrame]]:
+    """Groups of equal curves. Panels have a common legend, so their curves are not joined."""
+    groups: dict[Hashable, list[pd.DataFrame]] = {}
+    for place, curve in enumerate(curves):
         points = (tuple(curve[spec.x]), tuple(curve[spec.y]))
-        equal.setdefault(points if spec.facet is None else run, []).append(run)
-    firsts = [runs[0] for runs in equal.values()]
-    dashed = len(firsts) > MOST_PLAIN or len({shades.of(run) for run in firsts}) < len(firsts)
-    for runs in equal.values():
-        curve = curves[runs[0]]
+        groups.setdefault(points if spec.facet is None else place, []).append(curve)
+    return list(groups.values())
+
+
+def _named_curves(axes: Axes, groups: Sequence[Sequence[pd.DataFrame]], spec: Figure, shades: Shades) -> None:
+    """Many runs' curves, told apart by colours and dashes. Equal curves are drawn once, with the names of all."""
+    firsts = [group[0]["run"].iloc[0] for group in groups]
+    names = [some_of(list(dict.fromkeys(curve["run"].iloc[0] for curve in group))) for group in groups]
+    colours = [shades.of(run) for run in firsts]
+    dashed = len(firsts) > MOST_PLAIN or len(set(colours)) < len(firsts)
+    dashes = [shades.dash(run) if dashed else "-" for run in firsts]
+    if sum(map(len, groups)) > MOST_ENTRIES:  # so many runs have no colours of their own
+        colours = [PALETTE[place % len(PALETTE)] for place in range(len(groups))]
+        dashes = [DASHES[place % len(DASHES)] if len(groups) > MOST_PLAIN else "-" for place in range(len(groups))]
+    for group, name, colour, dash in zip(groups, names, colours, dashes, strict=True):
         axes.plot(
-            curve[spec.x],
-            curve[spec.y],
-            color=shades.of(runs[0]),
-            label=some_of(runs),
+            group[0][spec.x],
+            group[0][spec.y],
+            color=colour,
+            label=name,
             linewidth=1.2,
-            linestyle=shades.dash(runs[0]) if dashed else "-",
-            marker="o" if len(curve) <= FEW_POINTS else None,
+            linestyle=dash,
+            marker="o" if len(group[0]) <= FEW_POINTS else None,
             markersize=3.2,
         )
 
 
 def _means(axes: Axes, table: pd.DataFrame, spec: Figure, shades: Shades) -> pd.DataFrame:
     shown, dashes = [], _levels(axes, table, spec, shades, DASHES)
-    columns = [shades.column, *([spec.dash] if spec.dash else [])]
+    columns = list(dict.fromkeys([shades.column, *_series(spec, table)]))
     dashed = _alone(spec, shades) and MOST_PLAIN < table[shades.column].nunique() <= MOST_ENTRIES
     for levels, part in table.groupby(columns, sort=False):
         band, colour = mean_band(part, spec.x, spec.y), shades.of(levels[0])
-        text, dash = _entry(spec, shades, levels[0]), dashes.get(levels[-1], "-") if spec.dash else "-"
+        dash = dashes.get(part[spec.dash].iloc[0], "-") if spec.dash else "-"
         dash = shades.dash(levels[0]) if dashed else dash
         marker = "o" if len(band) <= FEW_POINTS else None  # a mean at one place alone would be no line
         axes.plot(
             *(band[spec.x], band["mean"]),
             **{
                 "color": colour,
-                "label": text,
+                "label": _entry(spec, shades, levels[0]),
                 "linewidth": 1.4,
                 "linestyle": dash,
                 "marker": marker,
@@ -204,8 +258,7 @@ def _levels(axes: Axes, table: pd.DataFrame, spec: Figure, shades: Shades, looks
             axes.plot([], [], color=shades.of(level), label=_named(spec, shades, level), **look)
     for level, look in drawn.items():
         style = {"marker": look, "linestyle": "none"} if point else {"linestyle": look}
-        text = f"{level:g}" if is_number(level) else str(level)
-        axes.plot([], [], color=MUTED, label=f"{label(spec.dash)} {text}", **style)
+        axes.plot([], [], color=MUTED, label=_level(spec.dash, level), **style)
     return drawn
 
 
@@ -237,12 +290,12 @@ def direct(axes: Axes, table: pd.DataFrame, spec: Figure, shades: Shades) -> Non
         lowest[index] = max(lowest[index], lowest[index - 1] + height)
     # shift all texts, so that their middle stays that of the curves' ends
     shift = sum(new - end[0] for new, end in zip(lowest, ends, strict=True)) / max(1, len(ends))
-    texts = [(y - shift, shades.text(level), shades.of(level)) for y, (_, level) in zip(lowest, ends, strict=True)]
+    names = [(y - shift, shades.text(level), shades.of(level)) for y, (_, level) in zip(lowest, ends, strict=True)]
     if spec.hue and any(is_number(level) for _, level in ends):
-        texts.append((texts[-1][0] + 1.2 * height, label(spec.hue), MUTED))
-    for y, text, colour in texts:
+        names.append((names[-1][0] + 1.2 * height, label(spec.hue), MUTED))
+    for y, name, colour in names:
         axes.annotate(
-            text,
+            name,
             (1.0, y),
             (4, 0),
             xycoords="axes fraction",
@@ -310,48 +363,67 @@ def _crowd(axes: Axes, table: pd.DataFrame, spec: Figure, shades: Shades) -> pd.
     """The distribution of runs: half of them lie in the darker band, nine of ten in the lighter one; the line is their
     median."""
     shown = []
-    groups = shades.column if shades.by_group else lambda _: ""
-    for name, part in table.groupby(groups, sort=False):
-        bands, colour = crowd(part, spec.x, spec.y), shades.of(name) if shades.by_group else shades.first
+    series = [name for name in _series(spec, table) if table[name].nunique() > 1]
+    columns = list(dict.fromkeys([*([shades.column] if shades.by_group else []), *series]))
+    dashes = dict(zip(dict.fromkeys(table[spec.dash]), DASHES, strict=False)) if spec.dash else {}
+    for place, (levels, part) in enumerate(_groups(table, columns)):
+        of, bands = dict(zip(columns, levels, strict=True)), crowd(part, spec.x, spec.y)
+        colour = shades.of(levels[0]) if shades.by_group else PALETTE[place % len(PALETTE)]
         for low, high, alpha in (("p5", "p95", 0.16), ("p25", "p75", 0.3)):
             axes.fill_between(bands[spec.x], bands[low], bands[high], color=colour, alpha=alpha, linewidth=0)
-        text = shades.text(name) if shades.by_group else f"median of {part['run'].nunique()} runs"
-        axes.plot(bands[spec.x], bands["median"], color=colour, linewidth=1.6, label=text)
-        shown.append(bands.assign(**({shades.column: name} if shades.by_group else {})))
-    last = table.sort_values(spec.x, kind="stable").groupby("run", sort=False)[spec.y].last()
-    for run, dash in ((last.idxmin(), (0, (4, 1.5))), (last.idxmax(), (0, (1, 1.5)))):
-        curve = table[table["run"] == run].sort_values(spec.x, kind="stable")
-        axes.plot(curve[spec.x], curve[spec.y], color=INK, linewidth=0.9, linestyle=dash, label=run)
+        said = [shades.text(levels[0]) if shades.by_group else f"median of {part['run'].nunique()} runs"]
+        said += [_level(name, of[name]) for name in series if name != shades.column]
+        dash = dashes.get(of.get(spec.dash), "-")
+        axes.plot(bands[spec.x], bands["median"], color=colour, linewidth=1.6, linestyle=dash, label=", ".join(said))
+        shown.append(bands.assign(**of))
+    for levels, part in _groups(table, series):
+        runs = part.sort_values(spec.x, kind="stable").groupby("run", sort=False)
+        last = runs[spec.y].last()
+        for run, dash in ((last.idxmin(), (0, (4, 1.5))), (last.idxmax(), (0, (1, 1.5)))):
+            curve, said = runs.get_group(run), [run, *map(_level, series, levels)]
+            axes.plot(curve[spec.x], curve[spec.y], color=INK, linewidth=0.9, linestyle=dash, label=", ".join(said))
     return pd.concat(shown)
+
+
+def _groups(table: pd.DataFrame, columns: Sequence[str]) -> list[tuple[tuple[Any, ...], pd.DataFrame]]:
+    """The rows by the values of these columns; all rows, without columns."""
+    return list(table.groupby(list(columns), sort=False)) if columns else [((), table)]
+
+
+def _level(column: str, level: object) -> str:
+    return f"{label(column)} {text(level)}"
 
 
 def bar(axes: Axes, table: pd.DataFrame, spec: Figure, shades: Shades) -> pd.DataFrame:
     """A bar for each value of x, with a line from the 5th to the 95th percentile or, of several runs, from the least to
     the most."""
-    low, high = f"{spec.y}.p5", f"{spec.y}.p95"
+    p5, p95, least, most = ends = tuple(f"{spec.y}.{end}" for end in ("p5", "p95", "least", "most"))
     rows = []
     for part in _bars(table, spec):
-        one = len(part) == 1 and low in part
-        ends = (part[low].iloc[0], part[high].iloc[0]) if one else (part[spec.y].min(), part[spec.y].max())
-        row = {spec.x: part[spec.x].iloc[0], spec.y: part[spec.y].median(), low: ends[0], high: ends[1]}
+        row = {spec.x: part[spec.x].iloc[0], spec.y: part[spec.y].median()}
+        if len(part) > 1:
+            row |= {least: part[spec.y].min(), most: part[spec.y].max()}
+        elif p5 in part:
+            row |= {p5: part[p5].iloc[0], p95: part[p95].iloc[0]}
         rows.append(row | {shades.column: part[shades.column].iloc[0], "n": len(part)})
-    bars = pd.DataFrame(rows)
+    given = [name for name in ends if any(name in row for row in rows)]
+    bars = pd.DataFrame(rows, columns=list(dict.fromkeys([spec.x, spec.y, *given, shades.column, "n"])))
     if len(bars) > MOST_BARS:
-        bars = bars.sort_values(spec.y, ascending=named(spec.y).less_is_better, kind="stable").head(MOST_BARS)
+        bars = bars.sort_values(spec.y, ascending=spec.lowest_is_best, kind="stable").head(MOST_BARS)
         bars = bars.sort_index() if bars[spec.x].duplicated().any() else bars
+    reach = bars[[spec.y, *given]]
+    lows, highs = reach.min(axis=1), reach.max(axis=1)
     at = _stand(bars[spec.x].tolist())
-    for place, row in zip(at, bars.to_dict("records"), strict=True):
+    for place, row, low, high in zip(at, bars.to_dict("records"), lows, highs, strict=True):
         level = row[shades.column]
         axes.barh(
             place, row[spec.y], height=0.62, linewidth=0, color=shades.of(level), label=_named(spec, shades, level)
         )
-        axes.plot([row[low], row[high]], [place, place], color=INK, linewidth=1.4, solid_capstyle="butt")
-        end = (max(row[high], row[spec.y]), place)
-        axes.annotate(
-            number(row[spec.y], spec.y), end, (5, 0), textcoords="offset points", va="center", color=INK, fontsize=9
-        )
-    axes.set_xlim(0, max(bars[high].max(), bars[spec.y].max()) * 1.2 or 1)
-    places(axes, [text_of(name) for name in bars[spec.x]], at)
+        axes.plot([low, high], [place, place], color=INK, linewidth=1.4, solid_capstyle="butt")
+        said = number(row[spec.y], spec.y)
+        axes.annotate(said, (high, place), (5, 0), textcoords="offset points", va="center", color=INK, fontsize=9)
+    axes.set_xlim(0, highs.max() * 1.2 or 1)
+    places(axes, [text(name) for name in bars[spec.x]], at)
     return bars
 
 
@@ -384,7 +456,7 @@ def box(axes: Axes, table: pd.DataFrame, spec: Figure, shades: Shades) -> pd.Dat
     # bars begin at zero, for their lengths to be compared; boxes have the axis of their values, or they would be lines
     if ends.min() < ends.max():
         axes.set_xlim(*_around(ends, log=False))
-    places(axes, [text_of(row[spec.x]) for row in rows], at)
+    places(axes, [text(row[spec.x]) for row in rows], at)
     return pd.DataFrame(rows)
 
 
@@ -409,15 +481,31 @@ def scatter(axes: Axes, table: pd.DataFrame, spec: Figure, shades: Shades) -> pd
     return table
 
 
-def heat(axes: Axes, table: pd.DataFrame, spec: Figure, shades: Shades) -> pd.DataFrame:
-    """The mean of `value` for every pair of x and y, written into the cells if there is room."""
-    means = table.groupby([spec.y, spec.x], as_index=False)[spec.value].mean()
+def cells(table: pd.DataFrame, spec: Figure) -> pd.DataFrame:
+    """The mean of `value` for every pair of x and y, and the number of values."""
+    found = table.groupby([spec.y, spec.x])[spec.value].agg(["mean", "count"]).reset_index()
+    return found.rename(columns={"mean": spec.value, "count": "n"})
+
+
+def heat(
+    axes: Axes,
+    table: pd.DataFrame,
+    spec: Figure,
+    shades: Shades,
+    least: float | None = None,
+    most: float | None = None,
+) -> pd.DataFrame:
+    """The mean of `value` for every pair of x and y, written into the cells if there is room. `least`, `most`: the ends
+    of the colours; default: those of this panel."""
+    means = cells(table, spec)
     grid = means.pivot(index=spec.y, columns=spec.x, values=spec.value).sort_index(ascending=False)
     written = grid.map(lambda value: in_field(value, spec.value)) if grid.size <= 64 else False
-    reverse = "" if named(spec.value).less_is_better else "_r"
+    reverse = "" if spec.lowest_is_best else "_r"
     seaborn.heatmap(
         grid,
         ax=axes,
+        vmin=least,
+        vmax=most,
         cmap=f"viridis{reverse}",
         annot=written,
         fmt="",
@@ -426,8 +514,8 @@ def heat(axes: Axes, table: pd.DataFrame, spec: Figure, shades: Shades) -> pd.Da
         linecolor=GRID,
         cbar_kws={"label": label(spec.value), "shrink": 0.9},
     )
-    axes.set_xticks(np.arange(grid.shape[1]) + 0.5, [f"{name:g}" if is_number(name) else name for name in grid.columns])
-    axes.set_yticks(np.arange(grid.shape[0]) + 0.5, [f"{name:g}" if is_number(name) else name for name in grid.index])
+    axes.set_xticks(np.arange(grid.shape[1]) + 0.5, [text(name) for name in grid.columns])
+    axes.set_yticks(np.arange(grid.shape[0]) + 0.5, [text(name) for name in grid.index])
     axes.tick_params(axis="y", rotation=0)
     return means
 

@@ -14,10 +14,11 @@ import yaml
 from markupsafe import Markup
 
 from megaboa import metrics
-from megaboa.check.refusals import some_of
+from megaboa.check.refusals import some, some_of
 from megaboa.config.models.outputs import Figure
+from megaboa.config.problems import no_value
 from megaboa.errors import InputError
-from megaboa.formats import counted
+from megaboa.formats import counted, listed, text
 from megaboa.records import AgreementSpec, BaselineSpec, Counts, ReportCheck, Tree
 from megaboa.report import figures, kinds, style
 from megaboa.report.checks import by_subject, counts, faults, verdict
@@ -25,7 +26,7 @@ from megaboa.report.corpora import CorpusCard, DataRead, last_validation
 from megaboa.report.expected import LIMIT, Expected, gap_rows, known_columns
 from megaboa.report.figures import standard_figures
 from megaboa.report.fits import Fit, fit_of
-from megaboa.report.frames import Frames, UnknownColumnError, text
+from megaboa.report.frames import Frames, UnknownColumnError
 from megaboa.report.interim import Interim
 from megaboa.report.profiles import FIGURES as TRACE_FIGURES
 from megaboa.report.profiles import PREFIX, Profile
@@ -83,51 +84,65 @@ def draw(
 ) -> list[Shown]:
     """Draw and save every figure with data, of the runs that passed. `own`: the experiment's figures.
 
-    `interim`: if no run has a column yet, the figure is omitted instead of being an error.
+    `interim`: if no run has a column yet, the figure is omitted instead of being an error. An own figure that has
+    nothing to show has no drawing, but a note.
     """
     style.apply_style()
     good = passed(runs)
     frames = frames or Frames(good)
     shades = Shades(frames)
-    by_name = {spec.name: spec for spec in own}
+    named = {spec.name for spec in own}
     makers: dict[str, Callable[[], figures.Drawn | None]] = {
         "agreement": lambda: figures.agreement_figure(agreements, good, shades),
         "lengths": lambda: figures.lengths_figure(corpora),
         "goodput": lambda: figures.goodput_figure(good),
         "gpus": lambda: figures.gpus_figure(good),
     }
-    specs = [spec for spec in standard_figures(frames) if spec.name not in by_name] + list(own)
+    standard = [spec for spec in standard_figures(frames) if spec.name not in named]
+    specs = {spec.name: spec for spec in [*standard, *own]}
     fits = {spec.name: _fits(spec, frames) for spec in own if spec.fit}
-    makers |= {spec.name: partial(_drawn, spec, frames, interim, fits.get(spec.name)) for spec in specs}
+    makers |= {name: partial(_drawn, spec, frames, interim, fits.get(name)) for name, spec in specs.items()}
     for path in (folder / style.DATA).glob("*.tsv"):  # figures of earlier reports
         if path.stem not in makers:
             style.remove(folder, path.stem)
     drawn = []
     for name, make in makers.items():
-        made = make()
+        made, spec = make(), specs.get(name)
+        mine = spec in own
         if made is None:
             style.remove(folder, name)
-        else:
-            figure, table = made
-            svg = Markup(style.save(figure, folder, name))
-            style.save_data(table, folder, name)
-            spec = by_name.get(name)
-            caption = spec.caption or _described(spec) if spec else captions.get(name, "")
-            note = _note(name, specs, table, good)
-            if found := fits.get(name):
-                constants = [one.table().assign(of=level) for level, one in found.items()]
-                style.save_data(pd.concat(constants, ignore_index=True), folder, f"{name}{style.FIT}")
-                note = " ".join([note, *(_said(level, one) for level, one in found.items())]).strip()
-            if spec or name == figures.LOSS_BY_TOKENS.name:
-                note = " ".join([note, *_left_out(spec or figures.LOSS_BY_TOKENS, frames)]).strip()
-            runs_shown = table["run"].nunique() if "run" in table else len(good)
-            style.save_text(_printed(name, caption, note, runs_shown), folder, name)
-            # a note is a sentence, so the text before it has to end like one
-            caption = f"{caption}." if note and caption and caption[-1] not in ".!?:;" else caption
-            form = spec.format if spec else Shown.format
-            drawn.append(Shown(name, svg, caption, note, f"{style.DATA}/{name}.tsv", own=spec is not None, format=form))
-            plt.close(figure)
+            if mine and (why := _empty(spec, frames)):
+                caption = _ended(spec.caption or _described(spec))
+                drawn.append(
+                    Shown(name, "", caption, f"{name} has nothing to show: {why}", own=True, format=spec.format)
+                )
+            continue
+        figure, table = made
+        svg = Markup(style.save(figure, folder, name))
+        style.save_data(table, folder, name)
+        rows = table if spec is None else frames.of(spec)
+        spec = spec and kinds.told_apart(spec, rows)
+        caption = (spec.caption or _described(spec)) if mine else captions.get(name, "")
+        note = _first_runs(name, good) if spec is None else _note(spec, table, rows, frames, mine)
+        if found := fits.get(name):
+            constants = [one.table().assign(of=level) for level, one in found.items()]
+            style.save_data(pd.concat(constants, ignore_index=True), folder, f"{name}{style.FIT}")
+            note = " ".join([note, *(_said(level, one) for level, one in found.items())]).strip()
+        if mine or name == figures.LOSS_BY_TOKENS.name:
+            note = " ".join([note, *_left_out(spec, frames)]).strip()
+        counted_in = table if "run" in table else rows  # of means, the rows that they are of
+        runs_shown = counted_in["run"].nunique() if "run" in counted_in else len(good)
+        style.save_text(_printed(name, caption, note, runs_shown), folder, name)
+        caption = _ended(caption) if note else caption
+        form = spec.format if spec else Shown.format
+        drawn.append(Shown(name, svg, caption, note, f"{style.DATA}/{name}.tsv", own=mine, format=form))
+        plt.close(figure)
     return drawn
+
+
+def _ended(caption: str) -> str:
+    """A note is a sentence, so the text before it has to end like one."""
+    return f"{caption}." if caption and caption[-1] not in ".!?:;" else caption
 
 
 def _fits(spec: Figure, frames: Frames) -> dict[str, Fit]:
@@ -174,7 +189,11 @@ def _described(spec: Figure) -> str:
 
 
 def _values(wanted: Any) -> str:
-    return " or ".join(text(value) for value in (wanted if isinstance(wanted, list) else [wanted]))
+    return " or ".join(_texts(wanted))
+
+
+def _texts(wanted: Any) -> list[str]:
+    return [text(value) for value in (wanted if isinstance(wanted, list) else [wanted])]
 
 
 def _printed(name: str, caption: str, note: str, runs: int) -> list[str]:
@@ -190,10 +209,11 @@ def _drawn(
         return None
     try:
         table = frames.of(spec)
+        spec = kinds.told_apart(spec, table)
         if spec.hue is None and spec.over is not None:
             shades = Shades(frames, "setting", list(frames.settings(spec).values()))
         else:
-            shades = Shades(frames, spec.hue or (spec.x if kinds.shared(spec, table) else None))
+            shades = Shades(frames, kinds.colour_by(spec, table))
         if shades.column not in table.columns:
             table = table.merge(frames.runs[["run", shades.column]], on="run", how="left")
         with style.formatted(spec):
@@ -366,32 +386,103 @@ def _named(drawn: list[Shown], names: Sequence[str]) -> list[Shown]:
     return [known[name] for name in names if name in known]
 
 
-def _note(name: str, specs: Sequence[Figure], table: pd.DataFrame, good: list[RunResult]) -> str:
-    """A note on a figure that depends on its data."""
-    spec = next((spec for spec in specs if spec.name == name), None)
-    if name == "gpus":
-        shown, known = figures.MOST_SAMPLED, len(figures.sampled(good))
-        return f"The first {shown} of {known} runs." if known > shown else ""
-    if spec is None or spec.kind in ("bar", "box"):
-        most = kinds.MOST_BARS
-        if name == "goodput" or (spec is not None and spec.kind == "box" and spec.x == "run"):
-            return f"The first {most} of {len(good)} runs." if len(good) > most else ""
-        if spec is not None and spec.x == "run" and len(good) > most:
-            least = metrics.named(spec.y).less_is_better
-            what = "fastest" if spec.y in ("step_seconds", "tokens_per_second") else "lowest" if least else "highest"
-            return f"The {most} {what} of {len(good)} runs."
-        return ""
+def _first_runs(name: str, good: Sequence[RunResult]) -> str:
+    """A note on a figure without a specification that shows some of the runs."""
+    most, known = {
+        "gpus": (figures.MOST_SAMPLED, len(figures.sampled(good))),
+        "goodput": (kinds.MOST_BARS, len(figures.known(good))),
+    }.get(name, (0, 0))
+    return f"The first {most} of {known} runs." if known > most else ""
+
+
+def _note(spec: Figure, table: pd.DataFrame, rows: pd.DataFrame, frames: Frames, own: bool) -> str:
+    """What is drawn of the rows. `own`: a figure of the experiment, whose caption doesn't say it."""
+    said = {"line": _of_lines, "bar": _of_bars, "box": _of_boxes, "heat": _of_cells}.get(spec.kind)
+    notes = [said(spec, table, rows, frames, own)] if said else []
+    if spec.facet is not None and (panels := rows[spec.facet].nunique()) > kinds.MOST_FACETS:
+        notes.append(f"The first {kinds.MOST_FACETS} of {panels} panels.")
+    return " ".join(filter(None, notes))
+
+
+def _of_lines(spec: Figure, table: pd.DataFrame, rows: pd.DataFrame, frames: Frames, own: bool) -> str:
     if spec.over is not None:
-        least, most = int(table["n"].min()), int(table["n"].max())
-        count = str(least) if least == most else f"{least} to {most}"
-        bands = {1: "", 2: "; the band spans both values"}
-        said = f"Mean over {spec.over} (n = {count}){bands.get(most, ' with its 95% confidence interval')}."
+        counts = set(table["n"])
+        bands = [" with its 95% confidence interval"] if max(counts) >= kinds.FEWEST_VALUES else []
+        bands += [f"; the band{_where(2, counts)} spans both values"] if 2 in counts else []
+        bands += [f"; there is none{_where(1, counts)}"] if 1 in counts and len(counts) > 1 else []
+        said = f"Mean over {listed(frames.pooled(spec))} ({_n(table)}){''.join(bands)}."
         settings = table["setting"].nunique() if "setting" in table else 0
         return f"{said} From light to dark in the order of the plan." if settings > MOST_ENTRIES else said
     if "p25" in table.columns:
         ends = "and those that end lowest and highest"
-        return f"Of {len(good)} runs the median, the middle half (dark), nine tenths (light), {ends}."
-    return ""
+        return f"Of {rows['run'].nunique()} runs the median, the middle half (dark), nine tenths (light), {ends}."
+    series = metrics.SERIES.get(spec.data)
+    if series in (None, spec.x, spec.hue, spec.dash, spec.facet) or rows[series].nunique() == 1:
+        return ""
+    return f"A line for each {metrics.label(series)} of a run: `hue`, `dash` or `facet` can tell them apart."
+
+
+def _of_bars(spec: Figure, table: pd.DataFrame, rows: pd.DataFrame, frames: Frames, own: bool) -> str:
+    notes = []
+    if table["n"].max() > 1:
+        notes.append(f"Median (bar), least to most (line), {_n(table)}{_pooled(spec, frames)}.")
+    if own and f"{spec.y}.p5" in table:
+        where = "Where n = 1, the line is" if notes else "Median (bar), and"
+        notes.append(f"{where} the 5th to 95th percentile of a run's steps{'' if notes else ' (line)'}.")
+    runs = rows["run"].nunique()
+    if spec.x == "run" and runs > kinds.MOST_BARS:
+        best = "lowest" if spec.lowest_is_best else "highest"
+        what = "fastest" if spec.best is None and spec.y in ("step_seconds", "tokens_per_second") else best
+        notes.append(f"The {kinds.MOST_BARS} {what} of {runs} runs.")
+    return " ".join(notes)
+
+
+def _of_boxes(spec: Figure, table: pd.DataFrame, rows: pd.DataFrame, frames: Frames, own: bool) -> str:
+    notes = []
+    if own:
+        notes.append(f"Quartiles and median (box), 5th to 95th percentile (line), {_n(table)}{_pooled(spec, frames)}.")
+    runs = rows["run"].nunique()
+    if spec.x == "run" and runs > kinds.MOST_BARS:
+        notes.append(f"The first {kinds.MOST_BARS} of {runs} runs.")
+    return " ".join(notes)
+
+
+def _of_cells(spec: Figure, table: pd.DataFrame, rows: pd.DataFrame, frames: Frames, own: bool) -> str:
+    return f"A cell is a mean, {_n(table)}{_pooled(spec, frames)}." if table["n"].max() > 1 else ""
+
+
+def _n(table: pd.DataFrame) -> str:
+    """`n = 3`, `n = 2 to 3`: how many values a mean, a median or quartiles are of."""
+    least, most = int(table["n"].min()), int(table["n"].max())
+    return f"n = {least}" if least == most else f"n = {least} to {most}"
+
+
+def _where(n: int, counts: Collection[int]) -> str:
+    return f" where n = {n}" if len(counts) > 1 else ""
+
+
+def _pooled(spec: Figure, frames: Frames) -> str:
+    """The keys that differ between the values of a bar, box or cell."""
+    keys = frames.pooled(spec)
+    return f", over {listed(keys)}" if keys else ""
+
+
+def _empty(spec: Figure, frames: Frames) -> str:
+    """Why an own figure has nothing to show; empty if no run has passed yet."""
+    if frames.runs.empty:
+        return ""
+    try:
+        table = frames.unfiltered(spec)
+    except UnknownColumnError:  # in an interim report: no run has it yet
+        return ""
+    if table.empty:
+        return f"no run has rows of `data: {spec.data}`."
+    for column, wanted in spec.filter.items():
+        there, asked = list(dict.fromkeys(table[column].map(text))), _texts(wanted)
+        if not {*asked} & {*there}:
+            return f"{no_value(column, asked, there)}."
+    lacking = [f"no value of {metrics.label(column)} in {some(runs)}" for column, runs in frames.lacking(spec).items()]
+    return f"{listed(lacking) or 'no row has all values of `filter`'}."
 
 
 def _loss(value: float | None) -> str:

@@ -26,7 +26,7 @@ from matplotlib.ticker import FuncFormatter, LogFormatter, MaxNLocator
 
 from megaboa.config.models.outputs import Figure
 from megaboa.files import write_bytes, write_text
-from megaboa.formats import UNITS
+from megaboa.formats import UNITS, text
 from megaboa.metrics import SECONDS, SHARE, label, named
 from megaboa.report.frames import Frames
 
@@ -237,7 +237,7 @@ class Shades:
         return list(self._colours).index(level)
 
     def text(self, level: object) -> str:
-        return text_of(level)
+        return text(level)
 
 
 def legend(figure: Drawing) -> None:
@@ -284,11 +284,12 @@ def places(axes: Axes, names: Sequence[str], at: Sequence[float]) -> None:
     axes.tick_params(axis="x", length=0)
 
 
-def finish(axes: Axes, spec: Figure) -> None:
+def finish(axes: Axes, spec: Figure, alone: bool = True) -> None:
+    """Label the axes. `alone`: they have the figure's whole width."""
     if spec.kind in ("bar", "box"):
         axes.set_xlabel(spec.y_label or label(spec.y))
         axes.set_ylabel("" if spec.x == "run" else label(spec.x))
-        axes.xaxis.set_major_locator(MaxNLocator(5))
+        axes.xaxis.set_major_locator(MaxNLocator(5 if alone else 3))
         axes.xaxis.set_major_formatter(formatter(spec.y))
         axes.grid(axis="y", visible=False)
         return
@@ -303,10 +304,11 @@ def finish(axes: Axes, spec: Figure) -> None:
             (axes.set_xscale if which == "x" else axes.set_yscale)("log")
             axis.set_major_formatter(LogText())
             axis.set_minor_formatter(LogText(labelOnlyBase=False))
-        elif name not in ("loss", "lr", "optimizer.lr"):
+        elif name not in ("loss", "lr"):
             axis.set_major_formatter(formatter(name))
     if "x" not in spec.log:
-        axes.xaxis.set_major_locator(MaxNLocator(6, integer=spec.x in ("step", "world_size")))
+        few = {} if alone else {"nbins": 3, "steps": [1, 2, 5, 10]}
+        axes.xaxis.set_major_locator(MaxNLocator(**{"nbins": 6, "integer": spec.x in ("step", "world_size")} | few))
 
 
 def formatter(name: str | None) -> FuncFormatter:
@@ -322,11 +324,6 @@ class LogText(LogFormatter):
         if not super().__call__(value, pos):
             return ""
         return short(value) if 1e-3 <= abs(value) < 1e15 else power_of_ten(value)
-
-
-def text_of(level: object) -> str:
-    """A value of a column, as a legend or an axis names it."""
-    return f"{level:g}" if isinstance(level, float) else str(level)
 
 
 def short(value: float) -> str:
