@@ -626,6 +626,28 @@ def test_figures_are_not_judged_by_the_runs_that_other_problems_leave(plan_of, m
         assert [key for key in keys if key.startswith("report")] == expected and len(keys) > len(expected)
 
 
+@pytest.mark.parametrize(
+    ("column", "wanted", "note"),
+    [
+        ("optimizer.lr", "[0.2, 0.3]", "optimizer.lr 0.2 or 0.3; there are 0.1, 0.02"),
+        ("optimizer.lr", "0.020", ""),
+        ("optimizer.lr", "'0.1'", ""),
+        ("parallel.sp", "false", "parallel.sp false; there are true"),
+        ("parallel.sp", "[true, false]", ""),
+        ("model", "moe", "model moe; there are dense"),
+        ("validation", "0.3", ""),
+    ],
+)
+def test_a_filter_that_no_run_matches_is_warned_of(plan_of, column, wanted, note):
+    text = (
+        "sweep: {runs: {a: {optimizer.lr: 0.1, parallel.sp: true}, b: {optimizer.lr: 0.02, parallel.sp: true}}}\n"
+        f"report: {{figures: [{{name: mine, kind: bar, x: run, y: loss.last, filter: {{{column}: {wanted}}}}}]}}\n"
+    )
+    notes = plan_of(text, **{"training.train_iters": 10, "parallel.tp": 2, "resources.gpus_per_node": 2}).notes
+    said = "warning: report.figures[0].filter: mine has nothing to show: no run has "
+    assert [one for one in notes if "figures" in one] == ([f"{said}{note}"] if note else [])
+
+
 @pytest.mark.parametrize("given", ["held", "held/store", "dead"])
 def test_a_store_that_can_not_be_is_refused(
     plan_of: PlanOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str

@@ -12,12 +12,13 @@ from typing import Literal
 from megaboa import metrics
 from megaboa.check import costs, outcome
 from megaboa.config import Experiment, LoadedExperiment, keys
-from megaboa.config.models.outputs import Along, Figure
+from megaboa.config.models.outputs import Along, Figure, Scalar
 from megaboa.config.models.resources import Budget
-from megaboa.config.problems import choose, some_nearest
+from megaboa.config.problems import choose, no_value, some_nearest
 from megaboa.config.published import PublishedError, load_published
 from megaboa.config.yaml_file import dotted
 from megaboa.data.hub import is_id
+from megaboa.formats import text
 from megaboa.layout import Layout
 from megaboa.paths import ExperimentFolder, RunFolder
 from megaboa.plan import device, documents, tasks
@@ -26,6 +27,7 @@ from megaboa.plan.one_run import RunPlanner
 from megaboa.plan.parents import Parents, kept_by, listed, saved_for_other_layouts, split, will_keep
 from megaboa.plan.plan import Plan, Run
 from megaboa.plan.run_facts import known_check
+from megaboa.plan.specifications import values_of_others
 from megaboa.records import AgreementSpec, ExportRecord, Preflight, Tree, read_if_there
 from megaboa.store import closed, obstacle
 
@@ -108,7 +110,7 @@ class _Planner:
             self.problems.add(("store",), f"{why}: name a folder, or one that can be made")
         tokenizers = self.corpus_tokenizers(runs)
         self.problems.raise_all()
-        return replace(
+        plan = replace(
             self.plan_for(runs, tokenizers),
             exports=exports,
             evaluated=evaluated,
@@ -117,8 +119,8 @@ class _Planner:
             published=published,
             warnings=self.each.warnings,
             swept=swept,
-            notes=(*self.loaded.notes, *of_store(self.base.store)),
         )
+        return replace(plan, notes=(*self.loaded.notes, *of_store(self.base.store), *empty_figures(plan)))
 
     def excluded(self) -> tuple[str, ...]:
         """The runs that the sweep excludes; a pattern that matches none is a problem."""
@@ -484,6 +486,22 @@ class Asked:
             else:
                 problem = f"{path}: is neither a bundle (.zip) nor a results folder (it has no plan.tsv)"
             self.problems.add(("report", "baseline", "path"), problem)
+
+
+def empty_figures(plan: Plan) -> list[str]:
+    """A warning for each figure whose filter no run of the plan can match."""
+    others, found = values_of_others(plan), []
+    for index, figure in enumerate(plan.experiment.report.figures):
+        for column in figure.filter.keys() & {"model", *plan.swept}:
+            values = [{"model": run.model, **others.get(run.name, {}), **run.values}[column] for run in plan.runs]
+            wanted = figure.filter[column]
+            asked = [text(value) for value in (wanted if isinstance(wanted, list) else [wanted])]
+            there = list(dict.fromkeys(map(text, values)))
+            # a recipe decides None; blends and lists have other names in the report
+            if all(isinstance(value, Scalar) for value in values) and not {*asked} & {*there}:
+                nothing = f"nothing to show: {no_value(column, asked, there)}"
+                found.append(f"warning: report.figures[{index}].filter: {figure.name} has {nothing}")
+    return found
 
 
 def column_problem(figure: Figure, swept: Iterable[str]) -> tuple[str, str] | None:
