@@ -32,6 +32,14 @@ def test_the_last_lines_are_the_verdict_and_where_the_report_is(tmp_path, capsys
     assert capsys.readouterr().err == f"PASS: all 3 checks; all 2 runs\nreport: {tmp_path}/report/index.html\n"
 
 
+def test_warnings_of_the_report_stand_before_the_verdict(tmp_path, capsys):
+    judged(tmp_path)
+    path, warning = tmp_path / "report" / "checks.json", "warning: report.figures: mine has nothing to show: no run"
+    write_json(path, json.loads(path.read_text()) | {"notes": [warning]})
+    conclude(tmp_path)
+    assert capsys.readouterr().err.startswith(f"{warning}\nPASS: all 3 checks; all 2 runs\n")
+
+
 def test_one_is_not_all(tmp_path, capsys):
     checks = {"state": "PASS", "counts": {"runs": {"PASS": 1}, "checks": {"NOT_RUN": 1}}, "failed": []}
     write_json(tmp_path / "report" / "checks.json", checks)

@@ -51,6 +51,16 @@ def test_report_of_an_experiment(experiment):
     assert (out.parent / "loss.png").exists()
 
 
+def test_a_figure_with_nothing_to_show_is_named_by_the_call(experiment, svg_alone):
+    path = experiment.results / "specs" / "report.json"
+    figure = {"name": "mine", "kind": "bar", "x": "run", "y": "loss.last", "filter": {"model": "moe"}}
+    write_json(path, json.loads(path.read_text()) | {"figures": [figure]})
+    done, out = report(experiment, ROOT / "workflow" / "report" / "captions.yaml")
+    warning = "warning: report.figures: mine has nothing to show: no run has model moe; there are dense."
+    assert done.returncode == 0 and done.stdout.splitlines()[1:] == [warning]
+    assert json.loads((out.parent / "checks.json").read_text())["notes"] == [warning]
+
+
 def test_attempts_that_failed_have_a_section(experiment, svg_alone):
     captions = ROOT / "workflow" / "report" / "captions.yaml"
     assert "Failures" not in report(experiment, captions)[1].read_text()

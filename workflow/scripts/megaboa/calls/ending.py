@@ -75,7 +75,7 @@ def conclude(results: str | Path) -> None:
     found = read(Checks, ExperimentFolder(Path(results)).checks)
     by_state = {"checks": found.counts.checks, "runs": found.counts.runs}
     counts = "; ".join(_count(states, what) for what, states in by_state.items() if states)
-    say(f"{found.state}: {counts}\nreport: {Path(results) / 'report' / 'index.html'}")
+    say("\n".join([*found.notes, f"{found.state}: {counts}\nreport: {Path(results) / 'report' / 'index.html'}"]))
     untold = (Fault(name=found.state, detail=""),) if found.state == "FAIL" else ()
     if failed := untold if found.failed is None else found.failed:
         sys.exit(f"failed: {'; '.join(map(_failed, failed[:SHOWN]))}{_more(failed)}")

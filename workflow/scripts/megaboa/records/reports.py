@@ -199,6 +199,8 @@ class Checks(Record):
     counts: Counts
     failed: tuple[Fault, ...] | None = None  # None in older reports
     checks: tuple[ReportCheck, ...] = ()
+    # warnings, such as of a figure with nothing to show
+    notes: tuple[str, ...] = field(default=(), metadata=IF_SET)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -53,7 +53,7 @@ class Wanted:
 
 
 def make(wanted: Wanted) -> str:
-    """Write the report; return its verdict in one line."""
+    """Write the report; return its verdict in one line, and a line for each of its notes."""
     results, folder = wanted.results, wanted.page.parent
     captions = read_captions(wanted.captions)
     asked = read(ReportSpec, ExperimentFolder(results).specs.report)
@@ -105,7 +105,9 @@ def make(wanted: Wanted) -> str:
         counts=counts(runs, checks),
         failed=tuple(faults(runs, checks)),
         checks=tuple(checks),
+        notes=tuple(f"warning: report.figures: {one.note}" for one in drawn if not one.svg),
     )
     write(wanted.page.with_name("checks.json"), found)
     write_text(wanted.page, page)
-    return f"{wanted.page}: {'interim, ' if interim else ''}{found.state}. {verdict_text(found.counts)}"
+    said = f"{wanted.page}: {'interim, ' if interim else ''}{found.state}. {verdict_text(found.counts)}"
+    return "\n".join([said, *found.notes])
