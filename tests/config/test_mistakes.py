@@ -193,6 +193,8 @@ MISTAKES = [
     mistake("two kinds of blends by a sweep", "data", "blend and blend_per_split are both set", add="data: {blend_per_split: {train: text}}\n" + sweep("{runs: {a: {data.blend: text}}}")),
     mistake("nameless validation sets", "data.validation_sets", "mapping", add="data: {validation_sets: text}\n"),
     mistake("empty validation set", "data.validation_sets.law", "is empty", add="data: {validation_sets: {law: null}}\n"),
+    mistake("validation set called like the main one", "data.validation_sets.main", "'main' is what tables", "name the set otherwise", add="data: {blend: text, validation_sets: {main: text}}\n"),
+    mistake("validation set called like the main one in a sweep", "sweep.runs.a.data.validation_sets", "'main' is what tables", add=sweep("{runs: {a: {data.validation_sets: {main: text}}}}")),
     mistake("validation set that is trained on", "data.validation_sets.law", "'text'", "name another corpus", add="data: {blend_per_split: {train: text, valid: other}, validation_sets: {law: text}}\n", replace=OTHER),
     mistake("validation set of two kinds", "data.validation_sets.law", "mixes 'text'", "make two sets", add="data: {blend: text, validation_sets: {law: {text: 1, other: 1}}}\n", replace=OTHER),
     mistake("validation set of nothing", "data.validation_sets", "there is none: set data.split", add="data: {blend: text, split: '99,0,1', validation_sets: {law: text}}\n", replace=OTHER),

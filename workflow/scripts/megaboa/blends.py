@@ -6,6 +6,8 @@ from megaboa.records import Tree
 
 SPLITS = ("train", "valid", "test")  # Megatron's names and order
 
+MAIN = "main"  # what tables and figures call the validation data of the split
+
 Blend = dict[str, float]
 
 

@@ -223,8 +223,8 @@ class Frames:
             {"run": run.name, "step": entry["step"], "set": name.removeprefix(VALIDATION_SET), "loss": loss}
             for run in self._runs
             for entry in (run.summary or {}).get("validation", [])
-            for name, loss in {"main" if n == LM_LOSS else n: v for n, v in entry["losses"].items()}.items()
-            if name == "main" or name.startswith(VALIDATION_SET)
+            for name, loss in {blends.MAIN if n == LM_LOSS else n: v for n, v in entry["losses"].items()}.items()
+            if name == blends.MAIN or name.startswith(VALIDATION_SET)
         ]
         return pd.DataFrame(rows, columns=metrics.columns("validation"))
 

@@ -4,8 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt, WithJsonSchema, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    WithJsonSchema,
+    model_validator,
+)
 
+from megaboa.blends import MAIN
 from megaboa.config.models.section import Fraction, Name, Section, key
 from megaboa.data.sources import file_stems
 
@@ -36,6 +46,13 @@ OptionalBlend = Annotated[
 ]
 
 
+def _not_main(name: str) -> str:
+    if name == MAIN:
+        raise ValueError("is what tables and figures call the validation data of the split: name the set otherwise")
+    return name
+
+
+SetName = Annotated[Name, AfterValidator(_not_main)]
 OF_PAIRS = {"megatron", "split", "tokenizer"}  # keys that mean something where tokens are given
 # Keys that mean something where examples for fine-tuning are given.
 OF_EXAMPLES = {"source", "messages", "prompt", "answer", "subset", "split", "revision", "limit", "max_document_mb"}
@@ -179,7 +196,7 @@ class Data(Section):
         short="split",
         pattern=r"^\d+(\.\d+)?(,\d+(\.\d+)?){2}$",
     )
-    validation_sets: dict[Name, Blend] = key(
+    validation_sets: dict[SetName, Blend] = key(
         {},
         "further validation sets by name, each with its own loss; of training corpora, the held-out part",
     )
