@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 from pathlib import Path
 
 import made
@@ -12,7 +13,7 @@ from megaboa.config.models.outputs import Evaluate
 from megaboa.errors import InputError
 from megaboa.evaluation import evaluate, files_of, place
 from megaboa.files import file_digest, write_text
-from megaboa.records import EvaluateSpec
+from megaboa.records import EvaluateSpec, Evaluation, read, write
 
 WRITE = "echo '{document}' > {{out}}"
 
@@ -43,6 +44,15 @@ def test_numbers_are_collected_by_their_keys(call, tmp_path):
     assert found.values == {"acc": 0.5, "tasks.a.acc,none": 1, "list.0": 1.5}
     assert (found.run, found.iteration, found.export) == ("dp1", 4, "1")
     assert [str(path) for path in kept(tmp_path)] == [found.path]
+
+
+def test_numbers_that_are_not_finite_stay_on_record(call, tmp_path):
+    found = call('echo \'{"acc": 0.5, "loss": NaN, "ppl": [Infinity, -Infinity]}\' > {out} # {model}')
+    assert found.values == {"acc": 0.5}
+    assert found.not_finite == {"loss": "nan", "ppl.0": "inf", "ppl.1": "-inf"}
+    write(tmp_path / "evaluation.json", found)
+    assert read(Evaluation, tmp_path / "evaluation.json") == found and math.isnan(found.numbers["loss"])
+    assert call("echo '[NaN]' > {out} # {model}").not_finite == {".0": "nan"}
 
 
 def test_the_results_of_lm_evaluation_harness(call):
@@ -192,7 +202,7 @@ def test_a_file_that_cant_be_read_is_said_and_not_tracked(tmp_path, monkeypatch,
         ),
         ("echo [ > {out} # {model}", "out.json: isn't JSON"),
         ('echo \'{"a": "b"}\' > {out} # {model}', "has 0 numbers"),
-        ("echo '[NaN]' > {out} # {model}", "has 0 numbers"),
+        ("echo '[null]' > {out} # {model}", "has 0 numbers"),
     ],
 )
 def test_a_failure_is_one_sentence_and_keeps_nothing(call, tmp_path, command, message):

@@ -1,5 +1,6 @@
 """Proofs, stages that failed, and what all checks come to together."""
 
+import math
 import os
 from dataclasses import replace
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ from megaboa.report.checks import (
     by_subject,
     counts,
     faults,
+    number_checks,
     proof_checks,
     proofs_so_far,
     stage_checks,
@@ -50,6 +52,27 @@ def test_proofs_are_named_after_what_they_prove(tmp_path):
     found = proof_checks([export_proof, import_proof])
     names = [(check.name, check.state) for check in found]
     assert names == [("import of dense: tensors", "PASS"), ("export of dp1: logits", "FAIL")]
+
+
+def test_numbers_that_are_not_finite_fail(experiment):
+    (run,) = load_runs(experiment.results)
+    assert number_checks([run]) == []
+    losses = {"lm loss": 3.0, "valid/far": None}
+    summary = {**run.summary, "validation": [{"step": 10, "losses": losses}, {"step": 20, "losses": losses}]}
+    step = ExportedStep(iteration=10, path="p", digest="1", loss=2.0, values={}, not_finite={"f": "inf"})
+    run = replace(run, summary=summary, evaluation={"acc": math.nan, "f": 1.0}, along=(step,))
+    found = {one.name: (one.state, one.detail) for one in number_checks([run])}
+    remedy = "correct the command, or leave such numbers out of its JSON"
+    assert found == {
+        "validation of dp1: finite numbers": (
+            "FAIL",
+            "far at step 10 is NaN; far at step 20 is NaN: "
+            "look at the loss before that step, and at the documents of the set",
+        ),
+        "evaluation of dp1: finite numbers": ("FAIL", f"acc is NaN: {remedy}"),
+        "evaluation of dp1@10: finite numbers": ("FAIL", f"f is inf: {remedy}"),
+    }
+    assert number_checks([replace(run, state="INVALID")]) == []
 
 
 @pytest.mark.parametrize(

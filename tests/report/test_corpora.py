@@ -1,6 +1,7 @@
 """The data card."""
 
 import json
+import math
 import re
 from dataclasses import replace
 
@@ -21,7 +22,7 @@ from megaboa.records import (
     read,
     write,
 )
-from megaboa.report.corpora import DataRead, last_validation, left_out, load_corpora, load_data, visible
+from megaboa.report.corpora import DataRead, left_out, load_corpora, load_data, visible
 from megaboa.report.figures import tokens_text
 from megaboa.report.runs import load_runs
 
@@ -145,9 +146,11 @@ def test_the_page_shows_an_example_and_which_of_its_tokens_count(experiment, tmp
 def test_the_page_shows_the_loss_of_every_validation_set(experiment, tmp_path, svg_alone):
     path = experiment.results / "runs" / "b" / "metrics" / "summary.json"
     summary = json.loads(path.read_text())
-    summary["validation"] = [{"step": 10, "losses": {"lm loss": 3.5, "valid/far": 4.25}}]
+    summary["validation"] = [{"step": 10, "losses": {"lm loss": 3.5, "valid/far": 4.25, "valid/odd": None}}]
+    summary["not_finite"] = {"validation.0.losses.valid/odd": "inf"}
     write_json(path, summary)
     runs = load_runs(experiment.results)
-    assert last_validation(runs) == [("b", {"main": 3.5, "far": 4.25})]
+    assert runs[1].last_losses == {"main": 3.5, "far": 4.25, "odd": math.inf}
     table = rows(page(runs, tmp_path / "report", agreements=[]))
-    assert "b|main|3.5000" in table and "b|far|4.2500" in table
+    assert table[table.index("run|main|far|odd") + 1] == "b|3.5000|4.2500|inf"
+    assert "|last loss|valid. loss|step time|" in table[0] and "|3.5000|" in table[2]

@@ -13,13 +13,14 @@ from megaboa.check import overview
 from megaboa.files import write_text
 from megaboa.records import AgreementSpec, Counts
 from megaboa.report.agreement import agreement_checks
+from megaboa.report.checks import number_checks
 from megaboa.report.corpora import CorpusCard
 from megaboa.report.expected import load_expected
 from megaboa.report.frames import Frames
 from megaboa.report.page import FIGURES, ReportError, draw, read_captions, render, verdict_text
 from megaboa.report.runs import load_runs
 from megaboa.report.style import Shades
-from megaboa.report.tables import swept_columns
+from megaboa.report.tables import brief_settings, settings_table, swept_columns
 
 CAPTIONS = Path(__file__).parents[2] / "workflow" / "report" / "captions.yaml"
 AGREEMENTS = [AgreementSpec(reference="dp1", runs=("tp2", "broken", "later"), tolerance=1e-5)]
@@ -107,6 +108,18 @@ def test_the_table_of_runs_has_the_swept_values(experiment, tmp_path, svg_alone)
     assert table[0].startswith("run|state|model|layout|seed|tp|o_ &lt;_ e|two|dp|")
     assert table[1].startswith("dp1|PASS|dense|–|0|1|||1|") and table[2].startswith("tp2|PASS|dense|tp2 sp|1|2|1|2|1|")
     assert "The runs also differ in three: see the table as TSV." in html
+
+
+def test_settings_and_numbers_that_are_not_finite_are_shown(experiment, svg_alone):
+    runs = [dataclasses.replace(run, evaluation={"acc": float("nan")}) for run in load_runs(experiment.results)[:2]]
+    values = {run.name: {"training.seed": seed} for seed, run in enumerate(runs)}
+    settings = brief_settings(settings_table(runs, Frames(runs, values)))
+    given = {"experiment": "tiny", "drawn": [], "corpora": [], "provenance": PROVENANCE}
+    html = render(title="t", runs=runs, settings=settings, checks=number_checks(runs), **given)
+    table = rows(html)
+    place = table.index("model|n|missing|last loss|loss, mean of the last tenth|validation loss")
+    assert re.fullmatch(r"dense\|2\|0(\|\d\.\d+ \(\d\.\d+ to \d\.\d+\)){3}", table[place + 1])
+    assert "dp1|NaN" in table and any(row.startswith("dp1|evaluation|finite numbers|FAIL|acc is NaN") for row in table)
 
 
 def test_what_the_column_of_steps_says_of_a_parent_has_no_column_of_its_own(experiment, svg_alone):

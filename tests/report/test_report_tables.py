@@ -1,14 +1,29 @@
 """Tables as TSV, Markdown and LaTeX."""
 
+import math
 import shutil
 import subprocess
 
+import numpy as np
 import pandas as pd
 import pytest
 
+from megaboa.records import ExportedStep
 from megaboa.report.frames import Frames
-from megaboa.report.runs import RunResult
-from megaboa.report.tables import as_latex, as_markdown, as_tsv, cell, latex, save, save_tables, swept_columns
+from megaboa.report.intervals import student
+from megaboa.report.runs import RunResult, passed
+from megaboa.report.tables import (
+    as_latex,
+    as_markdown,
+    as_tsv,
+    brief_settings,
+    cell,
+    latex,
+    save,
+    save_tables,
+    settings_table,
+    swept_columns,
+)
 
 TABLE = pd.DataFrame({"run": ["a_1", "50% & more|\\"], "loss": [1 / 3, None], "tokens": [1234567.0, 12.0], "n": [3, 4]})
 
@@ -104,11 +119,81 @@ def test_blends_are_named_as_in_the_plan_and_the_task_stands_first():
 
 def test_tables_to_be_read_have_four_swept_keys_and_tsv_all(tmp_path):
     frames = Frames([], SWEPT, unset=UNSET)
-    save_tables(RUNS, frames, [], [], [], [], [], tmp_path)
+    save_tables(RUNS, frames, [], [], [], [], [], pd.DataFrame(), tmp_path)
     heads = [(tmp_path / "tables" / f"runs.{kind}").read_text() for kind in ("tsv", "md", "tex")]
     assert heads[0].splitlines()[0].split("\t")[4:] == ["seed", "blend", "tp", "x.name", "y.name", "checkpoint.state"]
     assert heads[1].splitlines()[0] == "| run | state | model | layout | seed | blend | tp | x.name |"
     assert "layout & seed & blend & tp & x.name \\\\" in heads[2]
+
+
+def result(name, state="PASS", losses=(), along=(), **evaluation):
+    summary = {"validation": [{"step": 9, "losses": {"lm loss": 3.0, "valid/far": loss}} for loss in losses]}
+    plan = {"model": "dense", "sp": "false", "world_size": "1"}
+    return RunResult(name, plan, state, summary=summary, evaluation=evaluation, along=along)
+
+
+def test_losses_of_validation_sets_and_evaluations_stand_next_to_the_runs_also_where_they_are_not_finite(tmp_path):
+    step = ExportedStep(iteration=4, path="p", digest="1", loss=None, values={"acc": 0.25}, not_finite={"f": "-inf"})
+    runs = [result("a", losses=(9.0, 4.5), along=(step,), acc=0.5, f=math.nan), result("b", losses=(None,), acc=1.0)]
+    runs += [result("c", "INVALID", losses=(2.0,)), result("d")]
+    frames = Frames(runs[:2])
+    save_tables(runs, frames, [], [], [], [], [], pd.DataFrame(), tmp_path)
+    texts = {name: (tmp_path / "tables" / f"{name}.tsv").read_text() for name in ("runs", "validation", "evaluation")}
+    assert texts["validation"] == "run\tmain\tfar\na\t3.0\t4.5\nb\t3.0\tNaN\nc\t3.0\t2.0\n"
+    assert texts["evaluation"] == "run\tacc\tf\na\t0.5\tNaN\nb\t1.0\t\n"
+    lines = [line.split("\t")[-3:] for line in texts["runs"].splitlines()]
+    assert lines[0] == ["valid/far", "evaluation.acc", "evaluation.f"]
+    assert lines[1:] == [["4.5", "0.5", "NaN"], ["NaN", "1.0", ""], ["", "", ""], ["", "", ""]]
+    assert (tmp_path / "tables" / "along.tsv").read_text() == "run\tstep\tacc\tf\na\t4\t0.25\t-inf\n"
+    assert frames.validation["loss"].tolist()[:4] == [3.0, 9.0, 3.0, 4.5] and frames.runs["evaluation.f"].isna().all()
+
+
+VALUES = [(lr, seed, 1.0 + seed / 10) for lr in (0.1, 0.2, 0.3, 0.4) for seed in (1, 2, 3)]
+
+
+def seeds(second=math.nan):
+    """Four rates and three seeds: of the second rate a run failed, of the third two, and of the last all.
+    `second`: the value of the second rate's second run that passed."""
+    states = ["PASS"] * 4 + ["INVALID", "PASS", "NOT_RUN", "PASS", "INVALID"] + ["NOT_RUN"] * 3
+    runs, swept = [], {}
+    for state, (lr, seed, value) in zip(states, VALUES, strict=True):
+        runs.append(result(f"lr{lr}-seed{seed}", state, acc=value))
+        swept[runs[-1].name] = {"optimizer.lr": lr, "training.seed": seed}
+    runs[5].evaluation["acc"] = second
+    return runs, Frames(passed(runs), swept)
+
+
+def test_settings_have_means_over_seeds_of_the_runs_that_passed():
+    runs, frames = seeds()
+    table = settings_table([*runs, RunResult("out", {"model": "dense", "state": "INVALID"}, "INVALID")], frames)
+    names = ["evaluation.acc", "evaluation.acc.low", "evaluation.acc.high", "evaluation.acc.n"]
+    assert list(table.columns) == ["model", "lr", "n", "missing", *names]
+    assert table[["lr", "n", "missing"]].values.tolist() == [[0.1, 3, 0], [0.2, 2, 1], [0.3, 1, 2], [0.4, 0, 3]]
+    half = student(0.975, 2) * 0.1 / 3**0.5
+    nan = math.nan
+    expected = np.array([[1.2, 1.2 - half, 1.2 + half, 3], [1.1, nan, nan, 1], [1.2, nan, nan, 1], [nan] * 4])
+    assert table[names].to_numpy() == pytest.approx(expected, nan_ok=True)
+    shown = brief_settings(table)
+    assert list(shown.columns) == ["model", "lr", "n", "missing", "evaluation.acc"]
+    assert shown["evaluation.acc"].tolist() == ["1.20 (0.95 to 1.45)", "1.1, n = 1", "1.2", ""]
+
+
+def test_the_interval_of_two_runs_is_from_one_to_the_other():
+    assert brief_settings(settings_table(*seeds(second=1.3)))["evaluation.acc"].tolist()[1] == "1.20 (1.10 to 1.30)"
+
+
+def test_without_runs_that_differ_in_the_seed_alone_there_are_no_settings():
+    runs, _ = seeds()
+    swept = {run.name: {"optimizer.lr": place, "training.seed": place} for place, run in enumerate(runs)}
+    assert settings_table(runs, Frames(passed(runs), swept)).empty
+
+
+def test_settings_that_differ_in_keys_of_one_last_part_stay_apart():
+    runs, _ = seeds()
+    swept = {run.name: {f"{'xy'[place % 2]}.name": 1, "training.seed": place} for place, run in enumerate(runs)}
+    frames = Frames(passed(runs), swept)
+    assert [frames.setting(run) for run in runs[:2]] == ["dense x.name=1", "dense y.name=1"]
+    assert len(settings_table(runs, frames)) == 2
 
 
 def test_all_three_are_saved(tmp_path):

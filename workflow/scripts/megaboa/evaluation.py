@@ -113,6 +113,7 @@ def evaluate(spec: EvaluateSpec, export: ExportRecord, payloads: Path, experimen
         )
         used = {name: digest for name, digest in used.items() if name not in written}
         target = _moved(target, _folder(payloads, experiment, command, export, used))
+    found = numbers(target)
     return Evaluation(
         run=run,
         command=command,
@@ -121,7 +122,8 @@ def evaluate(spec: EvaluateSpec, export: ExportRecord, payloads: Path, experimen
         path=str(target),
         files=used,
         written=written,
-        values=numbers(target),
+        values={name: value for name, value in found.items() if math.isfinite(value)},
+        not_finite={name: str(value) for name, value in found.items() if not math.isfinite(value)},
     )
 
 
@@ -175,7 +177,7 @@ def _call(command: str, model: Path, out: Path, run: str) -> None:
 
 
 def numbers(folder: Path) -> dict[str, float]:
-    """All numbers of the only JSON file in the folder, by their keys joined with dots.
+    """All numbers of the only JSON file in the folder, by their keys joined with dots, NaN and infinities among them.
 
     If the document has a mapping `results` (lm-evaluation-harness), only the numbers in it.
     """
@@ -204,5 +206,5 @@ def _flat(value: Any, name: str = "") -> dict[str, float]:
         return {k: v for key, item in value.items() for k, v in _flat(item, f"{name}.{key}" if name else key).items()}
     if isinstance(value, list):
         return {k: v for key, item in enumerate(value) for k, v in _flat(item, f"{name}.{key}").items()}
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return {name or "value": value} if is_number else {}

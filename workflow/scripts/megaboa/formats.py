@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Sequence
 from itertools import zip_longest
 
@@ -38,6 +39,11 @@ def text(value: object) -> str:
 def listed(names: Sequence[str]) -> str:
     """`a`, `a and b`, `a, b and c`."""
     return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
+
+
+def written(number: float) -> float | str:
+    """A number, or the word for one that isn't finite: in tables an empty cell is a missing one."""
+    return number if math.isfinite(number) else str(number).replace("nan", "NaN")
 
 
 def size(number: float) -> str:

@@ -12,9 +12,10 @@ from typing import Any, Literal
 
 # The tables that a figure can be drawn from: the values of a figure's `data`.
 Rows = Literal["runs", "steps", "validation", "time", "exports"]
-# `file`: a column of the report's tables/runs.* (the page's table of runs is page.html.j2's own); `machines`: a column
-# of the page's table of GPU use; `published`: a quantity that published tables may state.
-Use = Literal["figures", "file", "machines", "published"]
+# `file`: a column of the report's tables/runs.* (the page's table of runs is page.html.j2's own); `settings`: its mean
+# over seeds is in tables/settings.*; `machines`: a column of the page's table of GPU use; `published`: a quantity that
+# published tables may state.
+Use = Literal["figures", "file", "settings", "machines", "published"]
 EVALUATION = "evaluation."  # prefix; a key of the file that `evaluate` wrote follows
 SECONDS, SHARE, GIB = "s", "share", "GiB"
 
@@ -55,6 +56,7 @@ class Metric:
 
 
 FILE: tuple[Use, ...] = ("figures", "file")
+MEANS: tuple[Use, ...] = (*FILE, "settings")
 MACHINES: tuple[Use, ...] = (*FILE, "machines")
 PUBLISHED: tuple[Use, ...] = (*FILE, "published")
 ALL: tuple[Use, ...] = (*MACHINES, "published")
@@ -72,10 +74,11 @@ METRICS: dict[Rows, tuple[Metric, ...]] = {
         Metric("train_flops", "compute (FLOP, 6 × parameters × tokens)"),
         Metric("goodput", "", "goodput.goodput", SHARE, **TIMED),
         Metric("loss.first", "first loss", "summary.loss.first", **LESS, uses=FILE),
-        Metric("loss.last", "last loss", "summary.loss.last", **LESS, uses=FILE),
+        Metric("loss.last", "last loss", "summary.loss.last", **LESS, uses=MEANS),
         Metric("loss.min", "smallest loss", "summary.loss.min", **LESS),
-        Metric("loss.tail_mean", "loss, mean of the last tenth", "summary.loss.tail_mean", **LESS),
-        Metric("validation", "validation loss", "summary.validation.last.losses.lm loss", **LESS, uses=FILE),
+        Metric("loss.tail_mean", "loss, mean of the last tenth", "summary.loss.tail_mean", **LESS,
+               uses=("figures", "settings")),
+        Metric("validation", "validation loss", "summary.validation.last.losses.lm loss", **LESS, uses=MEANS),
         Metric("step_seconds", "step time (seconds)", "summary.step_seconds.median",
                SECONDS, spread=True, **LESS, **TIMED, uses=PUBLISHED),
         Metric("tokens_per_second", "tokens per second", "summary.tokens_per_second.median",
@@ -157,7 +160,7 @@ def named(name: str) -> Metric:
         return _BY_NAME[name]
     unit = SECONDS if name.endswith("seconds") else ""
     label = KEYS.get(name, name.removeprefix(EVALUATION))
-    return Metric(name, label, "", unit, less_is_better=name.startswith("losses/"))
+    return Metric(name, label, "", unit, less_is_better=name.startswith(("losses/", "valid/")))
 
 
 def label(name: str) -> str:

@@ -373,7 +373,7 @@ def _proof(content: bytes) -> tuple[Any, bool]:
 def _along(content: bytes) -> tuple[Any, bool]:
     """Losses and evaluations of the exports along a training; their digests have the model card's."""
     exports = json.loads(content)["exports"]
-    return [(one["iteration"], one["loss"], one["values"]) for one in exports], False
+    return [(one["iteration"], one["loss"], one["values"], one.get("not_finite", {})) for one in exports], False
 
 
 def _export(content: bytes) -> tuple[Any, bool]:
@@ -406,7 +406,7 @@ READERS: dict[str, Callable[[bytes], tuple[Any, bool]]] = {
     # Not the identity: it includes paths as typed, which differ in a bundle. run.json is compared separately.
     "runs/*/train.json": _fields(TrainRecord, "iteration", "world_size"),
     "runs/*/export.json": _export,
-    "runs/*/evaluation.json": _fields(Evaluation, "iteration", "values"),
+    "runs/*/evaluation.json": _fields(Evaluation, "iteration", "values", "not_finite"),
     "runs/*/along.json": _along,
     "*/proof.json": _proof,
     CHECKS: _checks,

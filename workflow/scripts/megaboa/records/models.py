@@ -157,7 +157,18 @@ class Proof(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluation(Record):
+class Scores(Record):
+    values: dict[str, float]  # results of `evaluate`
+    not_finite: dict[str, str] = field(default_factory=dict, metadata=IF_SET)  # those that are NaN or infinite
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """All values, also those that are NaN or infinite."""
+        return {**self.values, **{name: float(text) for name, text in self.not_finite.items()}}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation(Scores):
     """runs/<run>/evaluation.json: the results of the user's command for an export."""
 
     run: str
@@ -168,18 +179,16 @@ class Evaluation(Record):
     # SHA-256 of the files that the command names, when it was called; empty in records of older versions.
     files: dict[str, str] = field(default_factory=dict, metadata=IF_SET)
     written: tuple[str, ...] = field(default=(), metadata=IF_SET)  # files that it names and writes, such as a log
-    values: dict[str, float]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExportedStep(Record):
+class ExportedStep(Scores):
     """An export of a checkpoint whose proof passed."""
 
     iteration: int
     path: str
     digest: str
     loss: float | None  # validation loss from the run's log
-    values: dict[str, float]  # results of `evaluate`
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,6 +16,7 @@ from megaboa.report.checks import (
     along_checks,
     counts,
     faults,
+    number_checks,
     proof_checks,
     stage_checks,
     tensor_checks,
@@ -31,7 +32,7 @@ from megaboa.report.page import draw, read_captions, render, verdict_text
 from megaboa.report.profiles import draw_profiles, load_profiles
 from megaboa.report.provenance import provenance
 from megaboa.report.runs import load_runs, passed
-from megaboa.report.tables import save_tables, swept_columns
+from megaboa.report.tables import brief_settings, save_tables, settings_table, swept_columns
 
 CAPTIONS = Path(__file__).parents[3] / "report" / "captions.yaml"  # a caption for every figure
 
@@ -72,13 +73,15 @@ def make(wanted: Wanted) -> str:
         profiled = [run for run in profiled if run not in unprofiled(results, asked)]
     else:
         checks += proof_checks([Path(path) for path in asked.proofs]) + along_checks(results, asked)
+    checks += number_checks(runs)
     expected = load_expected(results, runs)
     frames = Frames(passed(runs), asked.values, {one.run: one.predicted_gib for one in expected}, asked.unset)
     own = [Figure.model_validate(figure) for figure in asked.figures]
     drawn = draw(runs, corpora, asked.agreements, captions, folder, frames, own, wanted.interim)
     profiles, published = load_profiles(results, profiled), asked.published
     gaps, times = gap_rows(published, passed(runs)) if published else [], time_rows(passed(runs))
-    tables = save_tables(runs, frames, checks, gaps, times, startup_rows(passed(runs)), expected, folder)
+    settings = settings_table(runs, frames)
+    tables = save_tables(runs, frames, checks, gaps, times, startup_rows(passed(runs)), expected, settings, folder)
     page = render(
         title=asked.title or results.name,
         experiment=results.name,
@@ -92,6 +95,7 @@ def make(wanted: Wanted) -> str:
         baseline=asked.baseline,
         tables=tables,
         swept=swept_columns(runs, frames),
+        settings=brief_settings(settings),
         question=asked.question,
         profiles=profiles,
         profile_figures=draw_profiles(profiles, captions, folder),

@@ -6,11 +6,13 @@ capture don't count.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from megaboa.doctor.failed_stages import Job, of_model, of_run, told
+from megaboa.formats import written
 from megaboa.paths import ALONG, FAILED_PROOF, AlongFolder, ExperimentFolder, ModelFolder, RunFolder
 from megaboa.records import (
     AgreementSpec,
@@ -32,7 +34,13 @@ from megaboa.records import (
     read,
     read_if_there,
 )
-from megaboa.report.runs import LEFT_OUT, RunResult, count_states
+from megaboa.report.runs import LEFT_OUT, RunResult, count_states, passed
+
+SHOWN = 5  # numbers that a check names
+NOT_FINITE = {
+    "validation": "look at the loss before that step, and at the documents of the set",
+    "evaluation": "correct the command, or leave such numbers out of its JSON",
+}
 
 
 def proof_checks(proofs: list[Path]) -> list[ReportCheck]:
@@ -99,6 +107,26 @@ def along_checks(results: Path, asked: ReportSpec, over: bool = False) -> list[R
         else:
             found.append(_missing("along", run, of_run(results, run), over))
     return found
+
+
+def number_checks(runs: Sequence[RunResult]) -> list[ReportCheck]:
+    """A failed check for each run that passed and of which a validation loss or an evaluation isn't finite."""
+    found = []
+    for run in passed(runs):
+        losses = {f"{name} at step {step}": loss for step, all_of in run.validation for name, loss in all_of.items()}
+        of_steps = [(f"{run.name}@{one.iteration}", one.numbers) for one in run.along]
+        for kind, subject, numbers in (
+            ("validation", run.name, losses),
+            *(("evaluation", *one) for one in [(run.name, run.evaluation), *of_steps]),
+        ):
+            wrong = [f"{name} is {written(value)}" for name, value in numbers.items() if not math.isfinite(value)]
+            if wrong:
+                found.append(_of_stage(kind, subject, "finite numbers", "FAIL", f"{_first(wrong)}: {NOT_FINITE[kind]}"))
+    return found
+
+
+def _first(wrong: Sequence[str]) -> str:
+    return "; ".join(wrong[:SHOWN]) + (f" and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else "")
 
 
 def by_subject(proofs: Sequence[StageCheck]) -> list[dict[str, object]]:

@@ -1,15 +1,12 @@
-"""The data card: every corpus of the experiment, how often runs read it, and their losses by validation set."""
+"""The data card: every corpus of the experiment, and how often runs read it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from megaboa.observe.steps import VALIDATION_SET
 from megaboa.paths import CorpusFolder, ExperimentFolder
 from megaboa.records import (
-    LM_LOSS,
     Corpus,
     CorpusRead,
     DataIndex,
@@ -112,16 +109,3 @@ def load_data(results: Path, runs: list[RunResult]) -> list[DataRead]:
     return [
         DataRead(sharing[name], list(index.corpora), index.max_epochs, index.examples) for name, index in found.items()
     ]
-
-
-def last_validation(runs: list[RunResult]) -> list[tuple[str, dict[str, Any]]]:
-    """The last validation losses of every run with further validation sets, by name, the main one first."""
-    found = []
-    for run in runs:
-        losses = run.summary["validation"][-1]["losses"] if run.summary and run.summary["validation"] else {}
-        further = {
-            name.removeprefix(VALIDATION_SET): v for name, v in losses.items() if name.startswith(VALIDATION_SET)
-        }
-        if further:
-            found.append((run.name, {"main": losses.get(LM_LOSS), **further}))
-    return found

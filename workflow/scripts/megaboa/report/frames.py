@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -11,8 +12,6 @@ import pandas as pd
 from megaboa import blends, metrics
 from megaboa.config.models.outputs import Figure
 from megaboa.formats import text
-from megaboa.observe.steps import VALIDATION_SET
-from megaboa.records import LM_LOSS
 from megaboa.report.runs import RunResult
 
 SEED = "training.seed"
@@ -127,7 +126,7 @@ class Frames:
         They name neither what is on the x axis, of which each curve would have one value, nor what is averaged over.
         """
         without = {SEED, figure.over, *self._determined_by(figure.x)}
-        return {run.name: _setting(self._own(run), run.model, without) or "all models" for run in self._runs}
+        return {run.name: self.setting(run, without) or "all models" for run in self._runs}
 
     def _determined_by(self, x: str) -> list[str]:
         """The swept keys, and the model, that have one value for each value of a column of the configuration, and the
@@ -190,12 +189,21 @@ class Frames:
         plan = {name: value for name, value in run.plan.items() if name not in ("tokens", "state", "why")}
         row: dict[str, Any] = {**plan, "run": run.name, "layout": run.layout or "dp only"}
         row |= {**self._unset.get(run.name, {}), **values}
-        row["setting"] = _setting(self._own(run), run.model, {SEED})
+        row["setting"] = self.setting(run)
         documents = {**run.documents, "preflight": {"tensors_gib": self._predicted.get(run.name)}}
         for metric in metrics.used("figures"):
             row |= metric.columns(documents) if metric.source else {}
         row[TOKENS] = _tokens(run.summary or {})
-        return row | {f"{metrics.EVALUATION}{name}": value for name, value in run.evaluation.items()}
+        return row | {name: finite(value) for name, value in run.scores.items()}
+
+    def setting(self, run: RunResult, without: Collection[str | None] = (SEED,)) -> str:
+        """The setting that averaged runs have in common: `dense lr=0.003 tp=2`. A key is called by its last part, or in
+        full if another swept key is called so."""
+        last = [key.rpartition(".")[2] for key in self.swept]
+        kept = {key: value for key, value in self._own(run).items() if key not in (*without, "model")}
+        names = {key: key if last.count(short := key.rpartition(".")[2]) > 1 else short for key in kept}
+        named = [] if "model" in without else [run.model]
+        return " ".join([*named, *(f"{names[key]}={text(value)}" for key, value in kept.items())])
 
     def _own(self, run: RunResult) -> dict[str, Any]:
         """What distinguishes a run's setting: what it sets, unless runs that don't set it have the same value."""
@@ -220,11 +228,10 @@ class Frames:
     @functools.cached_property
     def validation(self) -> pd.DataFrame:
         rows = [
-            {"run": run.name, "step": entry["step"], "set": name.removeprefix(VALIDATION_SET), "loss": loss}
+            {"run": run.name, "step": step, "set": name, "loss": finite(loss)}
             for run in self._runs
-            for entry in (run.summary or {}).get("validation", [])
-            for name, loss in {blends.MAIN if n == LM_LOSS else n: v for n, v in entry["losses"].items()}.items()
-            if name == blends.MAIN or name.startswith(VALIDATION_SET)
+            for step, losses in run.validation
+            for name, loss in losses.items()
         ]
         return pd.DataFrame(rows, columns=metrics.columns("validation"))
 
@@ -264,6 +271,11 @@ def _tokens(summary: Mapping[str, Any]) -> int | None:
     return None if before is None or "tokens" not in summary else summary["tokens"] + before
 
 
+def finite(value: float) -> float | None:
+    """A value that has a place on an axis and in a mean."""
+    return value if math.isfinite(value) else None
+
+
 def _places(figure: Figure) -> list[str]:
     """The columns whose values have places on the axes or colours of a scale."""
     return [name for name in (figure.x, figure.y, figure.value) if name is not None]
@@ -279,13 +291,6 @@ def _steps(run: RunResult) -> pd.DataFrame:
     table["tokens"] = before + table["tokens"].cumsum()
     table["warm"] = run.warm.map({True: "true", False: "false"})
     return table.drop(columns=["attempt", "replayed", "time", "skipped"]).assign(run=run.name)
-
-
-def _setting(values: Mapping[str, Any], model: str, without: Collection[str | None]) -> str:
-    """The setting that averaged runs have in common: `dense lr=0.003 tp=2`."""
-    kept = {key.rpartition(".")[2]: value for key, value in values.items() if key not in (*without, "model")}
-    named = [] if "model" in without else [model]
-    return " ".join([*named, *(f"{name}={text(value)}" for name, value in kept.items())])
 
 
 def _numbers(column: pd.Series) -> pd.Series:

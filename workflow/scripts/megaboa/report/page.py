@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -18,11 +19,11 @@ from megaboa.check.refusals import some, some_of
 from megaboa.config.models.outputs import Figure
 from megaboa.config.problems import no_value
 from megaboa.errors import InputError
-from megaboa.formats import counted, listed, text
+from megaboa.formats import counted, listed, text, written
 from megaboa.records import AgreementSpec, BaselineSpec, Counts, ReportCheck, Tree
 from megaboa.report import figures, kinds, style
 from megaboa.report.checks import by_subject, counts, faults, verdict
-from megaboa.report.corpora import CorpusCard, DataRead, last_validation
+from megaboa.report.corpora import CorpusCard, DataRead
 from megaboa.report.expected import LIMIT, Expected, gap_rows, known_columns
 from megaboa.report.figures import standard_figures
 from megaboa.report.fits import Fit, fit_of
@@ -243,13 +244,15 @@ def render(
     expected: Sequence[Expected] = (),
     tables: Collection[str] = (),
     swept: pd.DataFrame | None = None,
+    settings: pd.DataFrame | None = None,
     question: str | None = None,
     failures: Sequence[str] = (),
     interim: Interim | None = None,
     excluded: Sequence[str] = (),
 ) -> str:
     """The page's HTML. `tables`: names of the tables that are also files. `swept`: the values of the swept keys, a row
-    for each run. `interim`: the missing parts of an interim report. `excluded`: runs that the sweep leaves out."""
+    for each run. `settings`: the means over seeds, to be read. `interim`: the missing parts of an interim report.
+    `excluded`: runs that the sweep leaves out."""
     swept = pd.DataFrame() if swept is None else _on_page(swept, runs)
     proofs = [check for check in checks if check.kind in ("import", "export")]
     return (
@@ -263,7 +266,7 @@ def render(
             verdict=verdict(runs, checks),
             verdict_text=verdict_text(counts(runs, checks)),
             failed=faults(runs, checks),
-            stages=[check for check in checks if check.kind in ("evaluation", "profile")],
+            stages=[check for check in checks if check.kind in ("validation", "evaluation", "profile")],
             figures={section: _named(drawn, names) for section, names in SECTIONS.items()},
             own_figures=[figure for figure in drawn if figure.own and figure.name not in FIGURES],
             machine_metrics=metrics.used("machines"),
@@ -284,7 +287,8 @@ def render(
             profile_figures=profile_figures or {},
             expected=expected,
             foreseen=known_columns(expected),
-            validation=last_validation(runs),
+            validation=validated(runs),
+            settings=pd.DataFrame() if settings is None else settings,
             evaluated=evaluated(runs),
             along=along(runs),
             places=[run for run in runs if run.checkpoint or run.export],
@@ -310,6 +314,8 @@ def environment() -> jinja2.Environment:
     )
     made.filters |= {
         "loss": _loss,
+        "score": _score,
+        "cell": cell,
         "duration": style.duration,
         "count": _count,
         "counted": counted,
@@ -326,22 +332,30 @@ def _on_page(swept: pd.DataFrame, runs: Sequence[RunResult]) -> pd.DataFrame:
     return swept.drop(columns=PARENT) if told and all(told) else swept
 
 
+def validated(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
+    """The last validation losses of every run with several validation sets; None for a set that it doesn't have."""
+    return _rows({run.name: run.last_losses for run in runs if len(run.last_losses) > 1})
+
+
 def evaluated(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
     """Every evaluated run, with a value or None for every key that any run has."""
-    found = [run for run in runs if run.evaluation]
-    names = list(dict.fromkeys(name for run in found for name in run.evaluation))
-    return [{"run": run.name, "values": {name: run.evaluation.get(name) for name in names}} for run in found]
+    return _rows({run.name: run.evaluation for run in runs if run.evaluation})
+
+
+def _rows(found: Mapping[str, Mapping[str, float]]) -> list[dict[str, Any]]:
+    names = list(dict.fromkeys(name for values in found.values() for name in values))
+    return [{"run": run, "values": {name: values.get(name) for name in names}} for run, values in found.items()]
 
 
 def along(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
     """Every export along a training, with a value or None for every key that any export has."""
     found = [(run.name, one) for run in runs for one in run.along]
-    names = list(dict.fromkeys(name for _, one in found for name in one.values))
+    names = list(dict.fromkeys(name for _, one in found for name in one.numbers))
     return [
         {
             "run": run,
             "step": one.iteration,
-            "values": {"validation loss": one.loss, **{name: one.values.get(name) for name in names}},
+            "values": {"validation loss": one.loss, **{name: one.numbers.get(name) for name in names}},
         }
         for run, one in found
     ]
@@ -486,7 +500,11 @@ def _empty(spec: Figure, frames: Frames) -> str:
 
 
 def _loss(value: float | None) -> str:
-    return "" if value is None else f"{value:.4f}"
+    return "" if value is None else f"{value:.4f}" if math.isfinite(value) else str(written(value))
+
+
+def _score(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}" if math.isfinite(value) else str(written(value))
 
 
 def _count(value: float) -> str:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import csv
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pandas as pd
 
+from megaboa.blends import MAIN
 from megaboa.layout import words
+from megaboa.metrics import EVALUATION
 from megaboa.observe.numbers import WARMUP_STEPS
+from megaboa.observe.steps import VALIDATION_SET
 from megaboa.paths import ExperimentFolder, RunFolder
 from megaboa.plan.documents import RECIPE, cell
 from megaboa.records import (
+    LM_LOSS,
     Along,
     Evaluation,
     ExportedStep,
@@ -50,7 +55,7 @@ class RunResult:
     checkpoint: str | None = None
     export: str | None = None
     goodput: Goodput | None = None
-    evaluation: dict[str, float] = field(default_factory=dict)
+    evaluation: dict[str, float] = field(default_factory=dict)  # NaN and infinities, too
     along: tuple[ExportedStep, ...] = ()  # exports of checkpoints along the training
     asked: Tree = field(default_factory=dict)  # run.json, of a run with metrics
     launched: Tree = field(default_factory=dict)  # launch.json
@@ -67,6 +72,27 @@ class RunResult:
     def documents(self) -> Tree:
         """The documents in which its metrics are looked up."""
         return {"summary": self.summary, "goodput": self.goodput and plain(self.goodput)}
+
+    @property
+    def validation(self) -> list[tuple[int, dict[str, float]]]:
+        """The step of every evaluation, and its losses by set, the main one first; NaN and infinities, too."""
+        summary = self.summary or {}
+        texts = summary.get("not_finite", {})
+        return [
+            (one["step"], _by_set(one["losses"], texts, f"validation.{place}.losses"))
+            for place, one in enumerate(summary.get("validation", []))
+        ]
+
+    @property
+    def last_losses(self) -> dict[str, float]:
+        """The last validation losses by set."""
+        return self.validation[-1][1] if self.validation else {}
+
+    @property
+    def scores(self) -> dict[str, float]:
+        """The last losses of further validation sets, and the values of `evaluate`, by their columns."""
+        sets = {f"{VALIDATION_SET}{name}": loss for name, loss in self.last_losses.items() if name != MAIN}
+        return sets | {f"{EVALUATION}{name}": value for name, value in self.evaluation.items()}
 
     @property
     def warm(self) -> pd.Series:
@@ -97,6 +123,13 @@ class RunResult:
         """The parallel axes and their sizes: `tp2 sp`; empty for data parallelism only."""
         sizes = {name: text for name, text in self.plan.items() if text not in ("1", "-", RECIPE)}
         return " ".join([*words(sizes), *(["sp"] if self.plan["sp"] == "true" else [])])
+
+
+def _by_set(losses: Tree, texts: dict[str, str], path: str) -> dict[str, float]:
+    further = [name for name in losses if name.startswith(VALIDATION_SET)]
+    names = {LM_LOSS: MAIN, **{name: name.removeprefix(VALIDATION_SET) for name in further}}
+    known = {name: texts.get(f"{path}.{name}", "nan") if loss is None else loss for name, loss in losses.items()}
+    return {shown: float(known[name]) for name, shown in names.items() if name in known}
 
 
 def load_runs(results: Path) -> list[RunResult]:
@@ -160,14 +193,14 @@ def result_of(
         checkpoint=train and train.checkpoint,
         export=export and export.path,
         goodput=goodput,
-        evaluation=evaluation.values if evaluation else {},
+        evaluation=evaluation.numbers if evaluation else {},
         along=along.exports if along and train and along.identity == train.identity else (),
         asked=folder.document("run") if folder.file("run").exists() else {},
         launched=folder.document("launch") if folder.file("launch").exists() else {},
     )
 
 
-def passed(runs: list[RunResult]) -> list[RunResult]:
+def passed(runs: Sequence[RunResult]) -> list[RunResult]:
     return [run for run in runs if run.state == "PASS"]
 
 

@@ -12,10 +12,12 @@ import pandas as pd
 
 from megaboa import metrics
 from megaboa.files import write_text
+from megaboa.formats import written
 from megaboa.records import ReportCheck, plain
 from megaboa.report.expected import Expected
-from megaboa.report.frames import Frames, text
-from megaboa.report.runs import RunResult
+from megaboa.report.frames import SEED, Frames, text
+from megaboa.report.kinds import mean_band
+from megaboa.report.runs import RunResult, passed
 
 RUN = ("run", "state", "model", "layout")
 ON_PAGE = ("dp", "batch", "steps", "attempts")  # further columns of the page's table of runs
@@ -28,6 +30,7 @@ BASELINE = (
     "runs_needed",
 )
 EXPECTED = ("run", "predicted_seconds", "measured_seconds", "predicted_gib", "measured_gib")
+BAND = ("low", "high", "n")  # columns next to a mean over seeds
 FOLDER = "tables"
 KINDS = ("tsv", "md", "tex")
 DIGITS = 4
@@ -51,15 +54,18 @@ def save_tables(
     times: Sequence[Mapping[str, Any]],
     starts: Sequence[Mapping[str, Any]],
     expected: Sequence[Expected],
+    settings: pd.DataFrame,
     folder: Path,
 ) -> set[str]:
     """Write all tables with content, and remove those of an earlier report; returns the names of the tables."""
     made = {
         "runs": runs_table(runs, frames),
-        "evaluation": pd.DataFrame([{"run": run.name, **run.evaluation} for run in runs if run.evaluation]),
+        "settings": settings,
+        "validation": _measured({run.name: run.last_losses for run in runs if len(run.last_losses) > 1}),
+        "evaluation": _measured({run.name: run.evaluation for run in runs if run.evaluation}),
         "along": pd.DataFrame(
             [
-                {"run": run.name, "step": one.iteration, "validation_loss": one.loss, **one.values}
+                {"run": run.name, "step": one.iteration, "validation_loss": one.loss, **_written(one.numbers)}
                 for run in runs
                 for one in run.along
             ]
@@ -77,9 +83,19 @@ def save_tables(
     for path in (folder / FOLDER).glob("*"):
         if path.stem not in made:
             path.unlink()
+    briefs = {"runs": runs_table(runs, frames, MOST_SWEPT), "settings": brief_settings(settings)}
     for name, table in made.items():
-        save(table, folder, name, brief=runs_table(runs, frames, MOST_SWEPT) if name == "runs" else None)
+        save(table, folder, name, briefs.get(name))
     return set(made)
+
+
+def _measured(values: Mapping[str, Mapping[str, float]]) -> pd.DataFrame:
+    """A row for each run, and a column for each of its values."""
+    return pd.DataFrame([{"run": run, **_written(found)} for run, found in values.items()])
+
+
+def _written(values: Mapping[str, float]) -> dict[str, float | str]:
+    return {name: written(value) for name, value in values.items()}
 
 
 def swept_columns(runs: Sequence[RunResult], frames: Frames) -> pd.DataFrame:
@@ -111,10 +127,57 @@ def runs_table(runs: Sequence[RunResult], frames: Frames, most_swept: int | None
     known = frames.runs
     named = [{"run": run.name, "state": run.state, "model": run.model, "layout": run.layout} for run in runs]
     measured = {metric.name for metric in metrics.used("file")}
-    names = [name for name in known.columns if name in measured or name.startswith(metrics.EVALUATION)]
-    names = [name for name in names if known[name].notna().any()]
-    first = pd.DataFrame(named, columns=list(RUN)).join(swept_columns(runs, frames).iloc[:, :most_swept])
-    return first.merge(known[["run", *names]], on="run", how="left")
+    names = [name for name in known.columns if name in measured and known[name].notna().any()]
+    table = pd.DataFrame(named, columns=list(RUN)).join(swept_columns(runs, frames).iloc[:, :most_swept])
+    table = table.merge(known[["run", *names]], on="run", how="left")
+    scores = {run.name: run.scores for run in passed(runs)}
+    return table.merge(_measured(scores), on="run", how="left") if any(scores.values()) else table
+
+
+def settings_table(runs: Sequence[RunResult], frames: Frames) -> pd.DataFrame:
+    """The means over seeds, with their intervals, a row for each setting; empty if no runs differ in the seed alone.
+
+    `n`: how many runs passed and are averaged; `missing`: how many others were planned.
+    """
+    groups: dict[str, list[RunResult]] = {}
+    for run in runs:
+        if not run.left_out:
+            groups.setdefault(frames.setting(run), []).append(run)
+    if not any(SEED in frames.swept_by([run.name for run in group]) for group in groups.values()):
+        return pd.DataFrame()
+    firsts = [group[0] for group in groups.values()]
+    table = pd.DataFrame({"model": [run.model for run in firsts]}).join(swept_columns(firsts, frames))
+    table = table.assign(n=[len(passed(group)) for group in groups.values()])
+    table = table.assign(missing=[len(group) for group in groups.values()] - table["n"])
+    scores = dict.fromkeys(name for run in passed(runs) for name in run.scores)
+    for name in [*(metric.name for metric in metrics.used("settings")), *scores]:
+        known = frames.runs.reindex(columns=["setting", name]).dropna()
+        if len(known):
+            band = mean_band(known, "setting", name).set_index("setting").reindex(list(groups))
+            ends = {name: band["mean"], **{f"{name}.{end}": band[end] for end in BAND}}
+            table = table.assign(**{column: values.to_numpy() for column, values in ends.items()})
+    return table
+
+
+def brief_settings(table: pd.DataFrame) -> pd.DataFrame:
+    """The settings to be read: each mean with its interval in one column, and its `n` where that is another."""
+    means = [name for name in table.columns if f"{name}.n" in table]
+    shown = table.drop(columns=[f"{name}.{end}" for name in means for end in BAND])
+    for name in means:
+        rows = zip(*(table[column] for column in (name, *(f"{name}.{end}" for end in BAND), "n")), strict=True)
+        shown = shown.assign(**{name: [_interval(*row) for row in rows]})
+    return shown
+
+
+def _interval(mean: float, low: float, high: float, values: float, runs: int) -> str:
+    """`3.214 (3.201 to 3.227)`: two digits of the interval's half."""
+    if math.isnan(mean):
+        return ""
+    half = (high - low) / 2
+    places = max(0, 1 - math.floor(math.log10(half))) if half > 0 else None
+    ends = [cell(value) if places is None else f"{value:,.{places}f}" for value in (mean, low, high)]
+    interval = "" if math.isnan(half) else f" ({ends[1]} to {ends[2]})"
+    return f"{ends[0]}{interval}" + ("" if values == runs else f", n = {values:.0f}")
 
 
 def gap_table(gaps: Sequence[Mapping[str, Any]]) -> pd.DataFrame:

@@ -148,6 +148,7 @@ class _Step:
             digest=export.digest,
             loss=logged and logged.losses.get(LM_LOSS),
             values=evaluation.values if evaluation else {},
+            not_finite=evaluation.not_finite if evaluation else {},
         )
 
     @property
