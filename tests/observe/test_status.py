@@ -462,6 +462,14 @@ def test_the_table_has_a_line_for_each_run_on_a_terminal_of_any_width(empty, wid
     assert " ".join(" ".join(lines[5:]).split()).count("a long story,") >= 12, "told in full"
 
 
+def test_a_table_in_a_pipe_has_every_name_in_full(empty):
+    name, reason = f"lr{'0' * 90}-seed1", "poisoned: " + "a long story, " * 30
+    begin_in_slurm(empty, name, end_event(1, 10, **{**FAILED, "detail": reason}))
+    done = run_script(empty, COLUMNS="80")
+    lines = [line for line in done.stdout.splitlines() if name in line]
+    assert len(lines) == 1 and lines[0].startswith(f"{name}  failed ") and reason.strip() in lines[0], done
+
+
 def run_script(experiment, *arguments, **environment):
     command = [sys.executable, MEGABOA, "status", "--results", experiment.results.parent, *arguments]
     return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment})

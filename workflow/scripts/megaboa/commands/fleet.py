@@ -13,12 +13,12 @@ import sys
 import time
 from pathlib import Path
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from megaboa import commands, files, formats
 from megaboa.observe import alerts, prometheus
+from megaboa.observe.console import console
 from megaboa.observe.fleet import Fleet, Use, causes, cost, hours, losses, read_fleet, share, states, unit
 from megaboa.observe.queue import read_queue
 from megaboa.run.recovery import UNITS
@@ -94,16 +94,16 @@ def _share(text: str) -> float:
 
 
 def _show(fleet: Fleet, found: list[alerts.Alert]) -> None:
-    console = Console()
+    terminal = console()
     if not fleet.runs:
         print(f"{fleet.store}: no run{' in this time' if fleet.since else ' has begun'}")
     else:
         for table in (_experiments(fleet), _causes(fleet), _nodes(fleet)):
             if table.row_count:
-                console.print(table)
-                console.print()
+                terminal.print(table)
+                terminal.print()
     for alert in found:
-        console.print(
+        terminal.print(
             f"{alert.state.replace('_', ' ')}: {alert}", markup=False, style="bold red", highlight=False, soft_wrap=True
         )
 

@@ -13,11 +13,11 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from megaboa import commands
 from megaboa.files import append_line
+from megaboa.observe.console import console
 from megaboa.records import NodeTrouble, line, plain
 from megaboa.run import node_memory, pass_marks
 from megaboa.run.node_memory import Remembered
@@ -54,7 +54,7 @@ def main(words: list[str]) -> None:
             _tell(one, args.days)
     else:
         for name, nodes in found.items():
-            Console().print(_table(name, nodes, args.days))
+            console().print(_table(name, nodes, args.days))
 
 
 def print_marks(store: Path) -> None:

@@ -12,12 +12,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from megaboa import commands
 from megaboa.config import DEFAULT_CONFIG, ConfigError, load
 from megaboa.errors import InputError
+from megaboa.observe.console import console
 from megaboa.plan import places
 from megaboa.scheduler import answers
 from megaboa.scheduler.answers import UnreachableError
@@ -38,21 +38,21 @@ def main(words: list[str]) -> int:
         sys.exit(f"megaboa site: {error}; remove it, and `megaboa site --write` begins another")
     except UnreachableError as error:
         sys.exit(f"megaboa site: {ours.name} can't be asked here: {error}")
-    console = Console()
-    console.print(heading)
+    terminal = console()
+    terminal.print(heading)
     for table in (*(_shown(one) for one in tables), _folders(store)):
         if table.row_count:
-            console.print("", table)
+            terminal.print("", table)
     lines = [answers.site_line(name, value) for name, value in choice.taken.items()]
     lines += [f"# {line}" for line in (*choice.left, *choice.missing)]
     yours = ", and leaves to you (#)" if choice.left or choice.missing else ""
     text = "\n".join(lines)
-    console.print(f"\n`--profile {ours.profile}` takes{yours}:\n{text}", highlight=False, soft_wrap=True)
+    terminal.print(f"\n`--profile {ours.profile}` takes{yours}:\n{text}", highlight=False, soft_wrap=True)
     if there:
         sys.exit(f"{places.shown()} exists already and is not changed: edit it, or remove it first")
     if args.write:
         places.site_file().write_text(f"{text}\n", encoding="utf-8")
-        console.print(f"written to {places.shown()}", highlight=False, soft_wrap=True)
+        terminal.print(f"written to {places.shown()}", highlight=False, soft_wrap=True)
     return 0
 
 

@@ -9,12 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
 from megaboa import commands
 from megaboa.doctor import failed_stages
+from megaboa.observe.console import console
 from megaboa.observe.queue import Queue, read_queue
 from megaboa.observe.status import as_record, experiment_progress, progress_table
 from megaboa.paths import RunFolder
@@ -47,7 +48,7 @@ def main(words: list[str]) -> None:
     elif args.watch:
         watch(shown, revise)
     else:
-        Console().print(show(shown, read_queue()))
+        console().print(show(shown, read_queue()))
 
 
 @dataclass(frozen=True)

@@ -168,7 +168,7 @@ _WIDE_COLUMNS = (
     _Column("steps/s", lambda run: "" if run.steps_per_second is None else format_speed(run.steps_per_second), _RIGHT),
     *_COLUMNS[2:],
     _Column("saved", lambda run: f"{run.checkpoints} x {_mean_size(run)}" if run.checkpoints else "", _RIGHT),
-    _Column("nodes", lambda run: ledger.brief(run.nodes), {"overflow": "ellipsis", "no_wrap": True, "max_width": 24}),
+    _Column("nodes", lambda run: ledger.brief(run.nodes), {"overflow": "ellipsis", "no_wrap": True}),
 )
 
 
@@ -189,7 +189,7 @@ class ProgressTable:
         table.add_column("state", no_wrap=True)
         columns = [column for column in (_WIDE_COLUMNS if wide else _COLUMNS) if any(map(column.cell, self.runs))]
         for column in columns:
-            table.add_column(column.heading, **column.options)
+            table.add_column(column.heading, max_width=max(options.max_width // 8, 24), **column.options)
         table.add_column("last event")
         for run in self.runs:
             state = Text(run.state, style=STYLES.get(run.state, ""))
