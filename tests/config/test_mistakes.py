@@ -49,7 +49,8 @@ def mistake(name: str, key: str, *hints: str, add: str = "", replace: tuple[str,
 
 
 OLD = "  text: {source: python-stdlib}\n"
-OTHER = ("  text: {source: python-stdlib}\n", "  text: {source: python-stdlib}\n  other: {source: python-stdlib}\n")
+OTHER = ("  text: {source: python-stdlib}\n", "  text: {source: python-stdlib}\n  other: {source: 'hf:org/other'}\n")
+COPY = (OTHER[0], f"{OTHER[0]}  copy: {{source: [./python-stdlib, 'hf:org/other'], limit: 9}}\n")
 ITERS = "  train_iters: 10\n"
 
 
@@ -196,6 +197,11 @@ MISTAKES = [
     mistake("validation set called like the main one", "data.validation_sets.main", "'main' is what tables", "name the set otherwise", add="data: {blend: text, validation_sets: {main: text}}\n"),
     mistake("validation set called like the main one in a sweep", "sweep.runs.a.data.validation_sets", "'main' is what tables", add=sweep("{runs: {a: {data.validation_sets: {main: text}}}}")),
     mistake("validation set that is trained on", "data.validation_sets.law", "'text'", "name another corpus", add="data: {blend_per_split: {train: text, valid: other}, validation_sets: {law: text}}\n", replace=OTHER),
+    mistake("a split that is trained on", "data.blend_per_split.valid", "names 'other', which blend_per_split.train trains on in whole", "name another corpus", add="data: {blend_per_split: {train: {text: 1, other: 1}, valid: other}}\n", replace=OTHER),
+    mistake("a test that is trained on", "data.blend_per_split.test", "names 'text'", add="data: {blend_per_split: {train: text, valid: other, test: {text: 1, other: 1}}}\n", replace=OTHER),
+    mistake("a swept split that is trained on", "sweep.grid.data.blend_per_split.valid", "names 'text'", add="data: {blend_per_split: {train: text}}\n" + sweep("{grid: {data.blend_per_split.valid: [other, text]}}"), replace=OTHER),
+    mistake("a split of the same source", "data.blend_per_split.valid", "names 'copy', which has the source of 'text'", "name another corpus", add="data: {blend_per_split: {train: text, valid: copy}}\n", replace=COPY),
+    mistake("validation set of the same source", "data.validation_sets.law", "names 'copy', which has the source of 'text'", add="data: {blend: text, validation_sets: {law: copy}}\n", replace=COPY),
     mistake("validation set of two kinds", "data.validation_sets.law", "mixes 'text'", "make two sets", add="data: {blend: text, validation_sets: {law: {text: 1, other: 1}}}\n", replace=OTHER),
     mistake("validation set of nothing", "data.validation_sets", "there is none: set data.split", add="data: {blend: text, split: '99,0,1', validation_sets: {law: text}}\n", replace=OTHER),
     mistake("validation sets without the main one", "data.validation_sets", "set data.blend_per_split.valid", add="data: {blend_per_split: {train: text}, validation_sets: {law: other}}\n", replace=OTHER),

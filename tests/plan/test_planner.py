@@ -158,7 +158,7 @@ def test_what_can_not_change_the_losses_is_not_identity(plan_of: PlanOf, text: s
         "schedule: {warmup_iters: 1}",
         "training: {seed: 1}",
         "data: {split: '90,9,1'}",
-        "data: {blend_per_split: {train: text, valid: text}}",
+        "data: {blend_per_split: {train: text}}",
         "data: {validation_sets: {held-out: text}}",
         "data: {reset_position_ids: true}",
         "data: {reset_attention_mask: true}",
@@ -239,16 +239,16 @@ def test_how_ranks_start_and_what_is_done_when_they_fail_is_launched(plan_of: Pl
 # data
 
 
-CORPORA = "corpora: {a: {source: python-stdlib}, b: {source: python-stdlib}, c: {source: python-stdlib}}\n"
+CORPORA = "corpora: {a: {source: python-stdlib}, b: {source: 'hf:org/b'}, c: {source: 'hf:org/c'}}\n"
 
 
 def test_a_run_reads_every_corpus_that_its_data_names(plan_of: PlanOf) -> None:
-    plan = plan_of(CORPORA + "data: {blend_per_split: {train: {a: 2, b: 1}, valid: b}, validation_sets: {far: c}}")
+    plan = plan_of(CORPORA + "data: {blend_per_split: {train: {a: 2, b: 1}, valid: c}, validation_sets: {far: c}}")
     (run,) = plan.runs
     assert run.corpora == ("a", "b", "c")
     assert set(plan.corpus_tokenizers) == {"a", "b", "c"}
     assert run.run.data == {
-        "blend_per_split": {"train": {"a": 2.0, "b": 1.0}, "valid": {"b": 1.0}, "test": None},
+        "blend_per_split": {"train": {"a": 2.0, "b": 1.0}, "valid": {"c": 1.0}, "test": None},
         "validation_sets": {"far": {"c": 1.0}},
     }
     assert run.row["data"] == "a:2,b:1"
@@ -257,6 +257,13 @@ def test_a_run_reads_every_corpus_that_its_data_names(plan_of: PlanOf) -> None:
 def test_a_validation_set_may_be_the_held_out_share_of_one_corpus_of_the_blend(plan_of: PlanOf) -> None:
     plan = plan_of(CORPORA + "data: {blend: {a: 2, b: 1}, validation_sets: {a: a, far: c}}")
     assert plan.runs[0].run.data["validation_sets"] == {"a": {"a": 1.0}, "far": {"c": 1.0}}
+
+
+def test_a_corpus_of_the_same_source_with_other_texts_may_be_a_validation_set(plan_of: PlanOf, tmp_path: Path) -> None:
+    (tmp_path / "held.py").write_text("def keep(record): return True")
+    for text in ("split: test", "subset: de", "text_key: answer", f"filter: {tmp_path}/held.py"):
+        copy = f"corpora: {{a: {{source: 'hf:org/a'}}, b: {{source: 'hf:org/a', {text}}}}}\n"
+        assert plan_of(copy + "data: {blend_per_split: {train: a, valid: b}}").runs[0].corpora == ("a", "b")
 
 
 @pytest.mark.parametrize(

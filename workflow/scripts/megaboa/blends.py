@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+
 from megaboa.records import Tree
 
 SPLITS = ("train", "valid", "test")  # Megatron's names and order
@@ -39,18 +41,20 @@ def is_held_out(data: Tree, blend: Blend) -> bool:
     return any(name in (data.get("blend") or {}) for name in blend)
 
 
-def set_problem(data: Tree, blend: Blend) -> str | None:
-    """Why a validation set would contain training text or can't be built; None if neither."""
+def leak(data: Tree, blend: Blend, origins: Mapping[str, Collection[object]]) -> str | None:
+    """Why a blend for validation or the test would contain training text or can't be built; None if neither.
+    `origins`: what the texts of each corpus come from."""
     trained = split_blends(data).get("train", {})
     shared = [name for name in blend if name in trained]
-    if not shared:
-        return None
-    if not data.get("blend"):
+    others = [name for name in blend if name not in trained]
+    if shared and not data.get("blend"):
         return f"names {shared[0]!r}, which blend_per_split.train trains on in whole: name another corpus"
-    if len(shared) < len(blend):
-        other = next(name for name in blend if name not in trained)
+    if shared and others:
         return (
-            f"mixes {shared[0]!r}, of which data.split holds out a share, with {other!r}, which isn't trained on: "
+            f"mixes {shared[0]!r}, of which data.split holds out a share, with {others[0]!r}, which isn't trained on: "
             "make two sets of them"
         )
+    for name in others:
+        if equal := next((one for one in trained if not set(origins[name]).isdisjoint(origins[one])), None):
+            return f"names {name!r}, which has the source of {equal!r}, and that is trained on: name another corpus"
     return None

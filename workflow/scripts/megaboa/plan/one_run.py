@@ -257,10 +257,13 @@ class RunPlanner:
     def check_data(self, config: Experiment, choice: Choice) -> None:
         """Report settings that Megatron would silently ignore or misuse."""
         data = config.data.model_dump()
-        sets = blends.validation_sets(data)
-        for name, blend in sets.items():
-            if message := blends.set_problem(data, blend):
-                self.problems.add(("data", "validation_sets", name), message, choice.name)
+        sets, per_split = blends.validation_sets(data), data["blend_per_split"] or {}
+        held_out = {("data", "blend_per_split", split): per_split.get(split) for split in ("valid", "test")}
+        held_out |= {("data", "validation_sets", name): blend for name, blend in sets.items()}
+        origins = {name: config.corpora[name].origins for name in blends.corpora(data)}
+        for path, blend in held_out.items():
+            if blend and (message := blends.leak(data, blend, origins)):
+                self.problems.add(self.problems.place_of(path, choice), message, choice.name)
         shares_out = config.data.blend is None or float(config.data.split.split(",")[1]) > 0
         has_main = shares_out and "valid" in blends.split_blends(data)
         key = "data.split" if config.data.blend else "data.blend_per_split.valid"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -17,7 +18,7 @@ from pydantic import (
 
 from megaboa.blends import MAIN
 from megaboa.config.models.section import Fraction, Name, Section, key
-from megaboa.data.sources import file_stems
+from megaboa.data.sources import as_list, file_stems
 
 
 def _weights(value: Any) -> Any:
@@ -127,6 +128,15 @@ class Corpus(Section):
     def has_examples(self) -> bool:
         """For fine-tuning, and not text."""
         return any(value is not None for value in (self.messages, self.prompt, self.answer))
+
+    @property
+    def origins(self) -> frozenset[str]:
+        """Each source, with what else decides which texts are read of it; not how many, and how they are tokenized.
+        Corpora that share one have texts in common."""
+        sources = as_list(self.source) if self.source is not None else [repr(self.megatron)]
+        texts = (self.subset, self.split, self.revision, self.filter)
+        texts += (self.text_key, self.messages, self.prompt, self.answer)
+        return frozenset(repr((os.path.normpath(one), texts)) for one in sources)
 
     @model_validator(mode="after")
     def _whole_examples(self) -> Corpus:
