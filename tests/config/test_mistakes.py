@@ -290,6 +290,8 @@ MISTAKES = [
     mistake("null and a value on two axes", "sweep.grid.schedule.decay_iters", "same field as sweep.grid.overrides.scheduler.lr_decay_iters", add=sweep("{grid: {overrides.scheduler.lr_decay_iters: [null], schedule.decay_iters: [5]}}")),
     mistake("unequal zip", "sweep", "equal length", "training.seed has 2", add=sweep("{zip: {training.seed: [1, 2], optimizer.lr: [0.1]}}")),
     mistake("duplicate value", "sweep.grid.optimizer.lr[1]", "same name 'lr0.0003'", add=sweep("{grid: {optimizer.lr: [3e-4, 0.0003]}}")),
+    mistake("a blend in other units", "sweep", "train the same thing: they differ only in data.blend", add=sweep("{grid: {data.blend: [{text: 3, other: 1}, {other: 0.25, text: 0.75}]}}"), replace=OTHER),
+    mistake("a split's blend in other units", "sweep", "train the same thing: they differ only in data.blend_per_split.valid", add="data: {blend_per_split: {train: text}}\n" + sweep("{grid: {data.blend_per_split.valid: [{other: 1, more: 2}, {other: 2, more: 4}]}}"), replace=(OLD, f"{OTHER[1]}  more: {{source: 'hf:org/more'}}\n")),
     mistake("duplicate run", "sweep.runs.b", "'a' and 'b' train the same thing", "remove one", add=sweep("{runs: {a: {training.seed: 1}, b: {training.seed: 1}}}")),
     mistake("duplicate identity", "sweep", "differ only in resources.partition", add=sweep("{grid: {resources.partition: [x, y]}}")),
     mistake("bad run name", "sweep.runs.a/b", "letter", add=sweep("{runs: {a/b: {training.seed: 1}}}")),

@@ -27,6 +27,17 @@ def split_blends(data: Tree) -> dict[str, Blend]:
     return {split: given[split] for split in SPLITS if given.get(split)}
 
 
+def in_shares(data: Tree) -> Tree:
+    """The data section with the weights of each blend as shares of their sum: equal blends are equal in any unit."""
+
+    def shares(blend: Blend | None) -> Blend | None:
+        return blend and {name: round(weight / sum(blend.values()), 12) for name, weight in blend.items()}
+
+    found = data | ({"blend": shares(data["blend"])} if "blend" in data else {})
+    several = {key: data[key] for key in ("blend_per_split", "validation_sets") if data.get(key)}
+    return found | {key: {name: shares(blend) for name, blend in blends.items()} for key, blends in several.items()}
+
+
 def named(blend: Blend) -> str:
     """A blend as plan.tsv and the report name it: `wiki`, or `wiki:0.7,code:0.3`."""
     return next(iter(blend)) if len(blend) == 1 else ",".join(f"{name}:{weight:g}" for name, weight in blend.items())

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from megaboa import metrics
+from megaboa import blends, files, metrics
 from megaboa.check import costs, outcome
 from megaboa.config import Experiment, LoadedExperiment, keys
 from megaboa.config.models.outputs import Along, Figure, Scalar
@@ -206,7 +206,8 @@ class _Planner:
         purpose."""
         seen: dict[str, Run] = {}
         for run in runs:
-            key = run.texts["run"]
+            # Their identities stay apart, so that runs trained before keep theirs.
+            key = files.canonical({**run.documents["run"], "data": blends.in_shares(run.run.data)})
             other = seen.setdefault(key, run)
             if other is run or {run.name, other.name} in repeated:
                 continue
