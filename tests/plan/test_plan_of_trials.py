@@ -51,6 +51,15 @@ def test_every_layout_and_micro_batch_of_two_ranks(tuning_of):
     assert not plan.invalid
 
 
+def test_further_values_that_are_not_legal_are_named_and_not_tried(tuning_of):
+    plan, said = tuning_of(f"{TWO}tune: {{settings: 100, also: {{training.precision: [fp32, {FP8}]}}}}\n")
+    assert not plan.invalid and FP8 not in {run.run.training["precision"] for run in plan.runs}
+    assert said[0] == f"{len(plan.runs)} legal settings of run on 2 ranks; {len(plan.runs)} are tried"
+    assert said[1].startswith(
+        f"tune.also: training.precision: {FP8} isn't tried: training.precision: {FP8} with device"
+    )
+
+
 def test_layouts_are_tried_of_sgd_too(tuning_of):
     """Which has no state to distribute: with a distributed optimizer, no layout is legal."""
     sgd = "optimizer: {name: sgd}\nparallel: {distributed_optimizer: false}\n"

@@ -61,9 +61,9 @@ def experiment(loaded: LoadedExperiment, results: Path | str = "results") -> tup
             message = f"preflight has not read the run {run.name!r} as it is now: call `snakemake preflight` first"
         raise ConfigError([loaded.problem(("tune", "run"), message)])
     tree = _base(loaded, run, overlay(loaded.raw, choice.values), _swept(choice))
-    own, found = _options(loaded, tree, run, known)
+    own, found, said = _options(loaded, tree, run, known)
     chosen = _first(found, loaded.experiment.tune.settings, own)
-    said = [f"{len(found)} legal settings of {run.name} on {run.run.world_size} ranks; {len(chosen)} are tried"]
+    said.insert(0, f"{len(found)} legal settings of {run.name} on {run.run.world_size} ranks; {len(chosen)} are tried")
     if len(chosen) < len(found) and chosen[0].candidate.seconds is None:
         said.append("nothing predicts step times here, so that some of each layout are tried: `megaboa calibrate`")
     tree["tune"]["predicted"] = {
@@ -116,20 +116,27 @@ def _base(loaded: LoadedExperiment, run: Run, raw: Tree, swept: str) -> Tree:
     return tree
 
 
-def _options(loaded: LoadedExperiment, tree: Tree, run: Run, known: Facts) -> tuple[str, list[Option]]:
-    """The name of the user's own option (with facts `known`), and all options, most promising first."""
+def _options(loaded: LoadedExperiment, tree: Tree, run: Run, known: Facts) -> tuple[str, list[Option], list[str]]:
+    """The name of the user's own option (with facts `known`), all options, most promising first, and sentences about
+    values of `tune.also` that aren't legal."""
     also = loaded.experiment.tune.also
     _check(loaded, also)
     every = [dict(zip(also, values, strict=True)) for values in itertools.product(*also.values())]
     combinations = [{key: one[key] for key in one if one[key] != _own_value(run, known, key)} for one in every]
     runs = {f"c{number}": values for number, values in enumerate(combinations) if values}
     facts: list[tuple[Tree, Facts]] = [({}, known)] if {} in combinations else []
+    left_out: list[str] = []
     if runs:
+        legal = {"own": {MICRO_BATCH: known.training.mbs}}  # a plan needs a run
         try:
-            read = proof.read_back({**tree, "sweep": {"skip_illegal": True, "runs": runs}})
-            planned = {one.name: one.facts for one in make_plan(replace(read, machine_gpus=loaded.machine_gpus)).runs}
+            read = proof.read_back({**tree, "sweep": {"skip_illegal": True, "runs": legal | runs}})
+            plan = make_plan(replace(read, machine_gpus=loaded.machine_gpus))
         except ConfigError as error:
             raise ConfigError([_in_users_file(loaded, also, problem) for problem in error.problems]) from None
+        planned = {one.name: one.facts for one in plan.runs}
+        for one in plan.invalid:
+            values = ", ".join(f"{key}: {value}" for key, value in runs.get(one.name, {}).items())
+            left_out.append(f"tune.also: {values or run.name} isn't tried: {'; '.join(one.reasons)}")
         if run.run.is_recipe:  # the plan has no facts of its own
             planned = {name: _with_values(known, values) for name, values in runs.items() if name in planned}
         facts += [(values, planned[name]) for name, values in runs.items() if name in planned]
@@ -145,7 +152,7 @@ def _options(loaded: LoadedExperiment, tree: Tree, run: Run, known: Facts) -> tu
     if own is None:
         own = "own"
         found[own] = Option(own, Candidate(known, *search_space.predicted(known)), {})
-    return own, sorted(found.values(), key=lambda option: option.candidate.seconds or 0.0)
+    return own, sorted(found.values(), key=lambda option: option.candidate.seconds or 0.0), left_out
 
 
 def _check(loaded: LoadedExperiment, also: Collection[str]) -> None:
