@@ -282,6 +282,7 @@ def test_a_rate_that_had_decayed_and_rises_again_is_said(trainer: Trainer, given
             {"corpora.more": {"source": "python-stdlib"}, "data.blend": {"text": 1, "more": 3}},
             ["data.blend was text, and is text:1,more:3: "],
         ),
+        ({"data.blend": {"text": 3}}, []),  # in another unit
     ],
 )
 def test_what_changes_the_data_is_said(trainer: Trainer, given: dict, warned: list[str]) -> None:

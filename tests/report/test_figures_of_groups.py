@@ -391,3 +391,14 @@ def test_the_heat_map_of_a_sweep_says_that_its_cells_are_means(runs, shown, tmp_
     found = {one.name: one for one in draw(dense._runs, (), (), {"sweep": "Loss."}, tmp_path, dense)}
     assert found["sweep"].note == "A cell is a mean, n = 3, over training.seed."
     assert pd.read_csv(tmp_path / "data" / "sweep.tsv", sep="\t")["n"].tolist() == [3] * 4
+
+
+def test_bars_of_negative_values_are_whole(runs):
+    for number, run in enumerate(runs[:3]):
+        run.evaluation["likelihood"] = (-1.0, -2.0, -0.5)[number]
+    try:
+        [axes], _ = drawn(Frames(runs[:3], VALUES), kind="bar", x="run", y="evaluation.likelihood", best="highest")
+        assert axes.get_xlim() == pytest.approx((-2.4, 0))
+    finally:
+        for run in runs[:3]:
+            run.evaluation.clear()

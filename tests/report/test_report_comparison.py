@@ -1,6 +1,7 @@
 """`megaboa compare A.zip B.zip`: two bundles of one experiment, and whether they agree."""
 
 import json
+import math
 import re
 
 import pytest
@@ -86,14 +87,16 @@ def test_another_machines_rounding_is_within_what_rounding_does_there(tmp_path, 
 
 
 def test_results_of_evaluations_are_next_to_each_other(tmp_path):
-    sides = {"a": {"held.acc": 0.5}, "b": {"held.acc": 0.52, "held.f1": 0.75}}
+    sides = {"a": {"held.acc": 0.5, "held.bad": math.nan}, "b": {"held.acc": 0.52, "held.bad": 1.0, "held.f1": 0.75}}
     for side, values in sides.items():
         of_dp1 = Evaluation(run="dp1", command="python my.py", export="1", iteration=30, path="hf", values=values)
         write(results(tmp_path / side) / "runs/dp1/evaluation.json", of_dp1)
     _, out = compare(tmp_path, *(bundle(tmp_path / f"{side}.zip", tmp_path / side / "results/tiny") for side in sides))
     rows = re.findall(r"<td>(held.*?)</td>\n(.*?)</tr>", (out / "index.html").read_text(), re.DOTALL)
     cells = {name: re.findall(r'<td class="number">(.*?)</td>', text) for name, text in rows}
-    assert cells == {"held.acc": ["0.5", "0.52", "+0.02"], "held.f1": ["none", "0.75", ""]}
+    assert cells == {
+        "held.acc": ["0.5", "0.52", "+0.02"], "held.bad": ["NaN", "1", ""], "held.f1": ["none", "0.75", ""],
+    }  # fmt: skip
 
 
 def test_losses_that_are_different_end_with_an_error(tmp_path, first):

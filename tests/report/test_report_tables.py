@@ -19,6 +19,7 @@ from megaboa.report.tables import (
     brief_settings,
     cell,
     latex,
+    runs_table,
     save,
     save_tables,
     settings_table,
@@ -148,6 +149,12 @@ def test_losses_of_validation_sets_and_evaluations_stand_next_to_the_runs_also_w
     assert frames.validation["loss"].tolist()[:4] == [3.0, 9.0, 3.0, 4.5] and frames.runs["evaluation.f"].isna().all()
 
 
+def test_a_validation_loss_that_is_not_finite_stands_in_the_table_of_runs():
+    runs = [result("a", losses=(4.5,)), result("b")]
+    runs[1].summary["validation"] = [{"step": 9, "losses": {"lm loss": None}}]
+    assert runs_table(runs, Frames(runs))["validation"].tolist()[1] == "NaN"
+
+
 VALUES = [(lr, seed, 1.0 + seed / 10) for lr in (0.1, 0.2, 0.3, 0.4) for seed in (1, 2, 3)]
 
 
@@ -176,6 +183,12 @@ def test_settings_have_means_over_seeds_of_the_runs_that_passed():
     shown = brief_settings(table)
     assert list(shown.columns) == ["model", "lr", "n", "missing", "evaluation.acc"]
     assert shown["evaluation.acc"].tolist() == ["1.20 (0.95 to 1.45)", "1.1, n = 1", "1.2", ""]
+
+
+def test_a_setting_has_no_seed_even_if_settings_have_others():
+    runs, frames = seeds()
+    table = settings_table([runs[0], runs[1], *runs[4:6]], frames)
+    assert list(table.columns)[:4] == ["model", "lr", "n", "missing"] and table["lr"].tolist() == [0.1, 0.2]
 
 
 def test_the_interval_of_two_runs_is_from_one_to_the_other():

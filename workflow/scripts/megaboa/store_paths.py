@@ -87,9 +87,8 @@ class RunStore:
 
 
 def stores(store: Path) -> list[RunStore]:
-    """The store folders of all runs that have begun, one for each identity. A link is one that has another name now."""
-    found = (path.parent for path in sorted(store.glob("runs/*/*/*/attempts.jsonl")))
-    return [RunStore(path) for path in found if not path.is_symlink()]
+    """The store folders of all runs that have begun, one for each identity."""
+    return [RunStore(path.parent) for path in sorted(store.glob("runs/*/*/*/attempts.jsonl"))]
 
 
 @dataclass(frozen=True)

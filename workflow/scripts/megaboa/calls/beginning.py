@@ -105,10 +105,10 @@ def outlooks(plan: Plan, dag: Any, jobs: Iterable[Any], train: str, restarted: C
 def begun_elsewhere(plan: Plan, trains: Collection[str]) -> list[str]:
     """A line for each of these runs that has been trained under a name that the plan doesn't have."""
     planned, found = {run.name for run in plan.runs}, []
-    others = renamed.stores_of_others(Path(plan.experiment.store), plan.name, planned) if trains else {}
+    others = renamed.stores_of_others(Path(plan.experiment.store), plan.name, planned) if trains else []
     for run in plan.runs if others else ():
         folder = run.folder("results", plan.name)
-        with contextlib.suppress(FileNotFoundError):  # what it reads isn't made yet
+        with contextlib.suppress(*renamed.HIDDEN):  # also if what it reads isn't made yet
             if run.name not in trains or not (store := renamed.same_training(folder, identity_of(folder), others)):
                 continue
             if standing := _standing(folder, store):
@@ -118,10 +118,11 @@ def begun_elsewhere(plan: Plan, trains: Collection[str]) -> list[str]:
 
 
 def _standing(folder: RunFolder, store: RunStore) -> str | None:
-    """What becomes of the training in another name's store; None if nothing was saved."""
+    """How far the training in another name's store is, and how to have it; None if nothing was saved."""
+    name = store.path.parent.name
     if completion.finished(folder, store):
-        return f"which is finished: taken over, not trained again (--config restart={folder.name} trains it)"
-    step, name = checkpoints.latest(store.checkpoints), store.path.parent.name
+        return f"which is finished: to keep its result instead of training again, name the run {name} under sweep.runs"
+    step = checkpoints.latest(store.checkpoints)
     return f"which has saved step {step}: to resume it, name the run {name} under sweep.runs" if step else None
 
 

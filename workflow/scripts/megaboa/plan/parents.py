@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from megaboa.blends import named, split_blends
+from megaboa.blends import in_shares, named, split_blends
 from megaboa.config.problems import choose, show
 from megaboa.errors import InputError
 from megaboa.layout import NAMES, Layout
@@ -399,6 +399,9 @@ def reads_otherwise(parent: ParentRun, run: Run) -> Iterator[str]:
     yield from changed(
         "data.split", *splits, "documents that were trained on may be validated on, so losses may look too good"
     )
+    shares = [split_blends(in_shares(one.data)).get("train") for one in (own, theirs)]
+    if shares[0] == shares[1]:  # at most the unit of weights is another
+        return
     yield from changed(
         "data.blend",
         *(blend and named(blend) for blend in blends),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -176,6 +177,11 @@ class Evaluated:
     name: str
     first: float | None
     second: float | None
+
+    @property
+    def difference(self) -> float | None:
+        known = self.first is not None and self.second is not None
+        return self.second - self.first if known and math.isfinite(self.second - self.first) else None
 
 
 def evaluated(ours: Sequence[RunResult], theirs: Sequence[RunResult]) -> list[Evaluated]:

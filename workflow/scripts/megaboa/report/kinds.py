@@ -422,7 +422,7 @@ def bar(axes: Axes, table: pd.DataFrame, spec: Figure, shades: Shades) -> pd.Dat
         axes.plot([low, high], [place, place], color=INK, linewidth=1.4, solid_capstyle="butt")
         said = number(row[spec.y], spec.y)
         axes.annotate(said, (high, place), (5, 0), textcoords="offset points", va="center", color=INK, fontsize=9)
-    axes.set_xlim(0, highs.max() * 1.2 or 1)
+    axes.set_xlim(min(0, lows.min() * 1.2), max(0, highs.max() * 1.2) or (0 if lows.min() < 0 else 1))
     places(axes, [text(name) for name in bars[spec.x]], at)
     return bars
 

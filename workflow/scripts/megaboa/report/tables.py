@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,11 +11,12 @@ from typing import Any
 import pandas as pd
 
 from megaboa import metrics
+from megaboa.blends import MAIN
 from megaboa.files import write_text
-from megaboa.formats import written
+from megaboa.formats import text, written
 from megaboa.records import ReportCheck, plain
 from megaboa.report.expected import Expected
-from megaboa.report.frames import SEED, Frames, text
+from megaboa.report.frames import SEED, Frames
 from megaboa.report.kinds import mean_band
 from megaboa.report.runs import RunResult, passed
 
@@ -98,13 +99,14 @@ def _written(values: Mapping[str, float]) -> dict[str, float | str]:
     return {name: written(value) for name, value in values.items()}
 
 
-def swept_columns(runs: Sequence[RunResult], frames: Frames) -> pd.DataFrame:
+def swept_columns(runs: Sequence[RunResult], frames: Frames, without: Collection[str] = ()) -> pd.DataFrame:
     """The values of the swept keys in which runs differ, a row for each run.
 
     A column is called by the last part of its key, or by the whole key if another column is called so.
     """
     found = frames.swept_by([run.name for run in runs])
-    found.pop("model", None)  # every table of runs has it
+    for key in ("model", *without):  # every table of runs has the model
+        found.pop(key, None)
     if "task" in found:  # the first thing to know of a run
         found = {"task": found.pop("task"), **found}
     short = [key.rpartition(".")[2] for key in found]
@@ -130,6 +132,11 @@ def runs_table(runs: Sequence[RunResult], frames: Frames, most_swept: int | None
     names = [name for name in known.columns if name in measured and known[name].notna().any()]
     table = pd.DataFrame(named, columns=list(RUN)).join(swept_columns(runs, frames).iloc[:, :most_swept])
     table = table.merge(known[["run", *names]], on="run", how="left")
+    main = {run.name: run.last_losses.get(MAIN) for run in passed(runs)}
+    wrong = {name: written(loss) for name, loss in main.items() if loss is not None and not math.isfinite(loss)}
+    if wrong:  # an empty cell is a missing loss
+        shown = table["run"].map(wrong)
+        table["validation"] = shown.where(shown.notna(), table.get("validation", math.nan))
     scores = {run.name: run.scores for run in passed(runs)}
     return table.merge(_measured(scores), on="run", how="left") if any(scores.values()) else table
 
@@ -146,7 +153,8 @@ def settings_table(runs: Sequence[RunResult], frames: Frames) -> pd.DataFrame:
     if not any(SEED in frames.swept_by([run.name for run in group]) for group in groups.values()):
         return pd.DataFrame()
     firsts = [group[0] for group in groups.values()]
-    table = pd.DataFrame({"model": [run.model for run in firsts]}).join(swept_columns(firsts, frames))
+    swept = swept_columns(firsts, frames, {SEED})
+    table = pd.DataFrame({"model": [run.model for run in firsts]}).join(swept)
     table = table.assign(n=[len(passed(group)) for group in groups.values()])
     table = table.assign(missing=[len(group) for group in groups.values()] - table["n"])
     scores = dict.fromkeys(name for run in passed(runs) for name in run.scores)

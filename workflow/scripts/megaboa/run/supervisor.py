@@ -49,7 +49,6 @@ from megaboa.run import (
     progress,
     recipe_code,
     recovery,
-    renamed,
     trusted_copies,
     unfinished,
     verification,
@@ -119,10 +118,8 @@ def _train(folder: RunFolder, life: int) -> TrainRecord:
             f"--config restart={folder.name} to train it again from {folder.start}"
         )
     say = announcer(folder)
-    site = sites.here(folder.launch, folder.run.device, container=sites.container_of(folder.launch, folder.image))
-    me = claims.myself(site.job)
-    patiently(lambda: renamed.take_over(folder, identity, me, say), say)
     patiently(lambda: files.make_folder(payload.path), say)
+    site = sites.here(folder.launch, folder.run.device, container=sites.container_of(folder.launch, folder.image))
 
     def waits(holder: str) -> None:
         say(f"is being trained by {holder}; waiting for it")
@@ -134,6 +131,7 @@ def _train(folder: RunFolder, life: int) -> TrainRecord:
         files.link(payload.ledger, folder.attempts_link)
 
     with contextlib.ExitStack() as held:
+        me = claims.myself(site.job)
         claim = patiently(lambda: held.enter_context(claims.held(payload.claims, me, waits)), say)
         signals = held.enter_context(Signals())
         held.callback(site.close)
