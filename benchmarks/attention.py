@@ -15,18 +15,16 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "workflow/scripts"))
 
-from megaboa.bridge import cudnn, kernel_times
-from megaboa.bridge.kernel_times import FP8_ATTENTION, Bench, precision
+from megaboa.bridge import kernel_times
+from megaboa.bridge.kernel_times import FP8_ATTENTION, Bench
 from megaboa.check.device import FP8_HEAD
 
 
@@ -57,22 +55,6 @@ GPU = (
 CPU = (Shape("tiny", 1, 64, 4, 2, 32), Shape("the same with 4 heads of keys", 1, 64, 4, 4, 32))
 
 
-def kernel(bench: Bench, shape: Shape, kind: str) -> Callable[..., torch.Tensor]:
-    if not bench.is_gpu:
-        return lambda q, k, v: scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-    import transformer_engine.pytorch as te
-
-    core = te.DotProductAttention(
-        shape.heads, shape.channels, num_gqa_groups=shape.groups, qkv_format="bshd", attn_mask_type="causal"
-    )
-
-    def called(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        with precision(kind):
-            return core(q, k, v).view(*q.shape)
-
-    return called
-
-
 def measured(bench: Bench, shape: Shape, kind: str) -> tuple[float, float]:
     """Seconds of the forward and of the backward pass."""
 
@@ -81,19 +63,9 @@ def measured(bench: Bench, shape: Shape, kind: str) -> tuple[float, float]:
         return bench.random(shape.sequences, *sizes, grad=True)
 
     q, k, v = random(shape.heads), random(shape.groups), random(shape.groups)
-    core = kernel(bench, shape, kind)
-    gradient = torch.randn_like(core(q, k, v))
-
-    def both() -> None:
-        core(q, k, v).backward(gradient)
-        q.grad = k.grad = v.grad = None
-
-    def forward() -> None:
-        with torch.no_grad():
-            core(q, k, v)
-
-    alone = bench.kernels(forward)
-    return alone, bench.kernels(both) - alone
+    core = kernel_times.core_of(bench, shape.heads, shape.channels, kind, shape.groups)
+    alone, both = kernel_times.attention_seconds(bench, core, q, k, v)
+    return alone, both - alone
 
 
 def main() -> None:
@@ -114,9 +86,7 @@ def main() -> None:
             rates = (times * shape.operations / seconds / 1e12 for times, seconds in zip((1, 2.5), times, strict=True))
             cells = (f"{1000 * seconds:.3f} | {rate:,.0f}" for seconds, rate in zip(times, rates, strict=True))
             print(f"| {shape.name} | {kind} | {' | '.join(cells)} |", flush=True)
-    loaded = ".".join(map(str, cudnn.version() or ())) or "none"
-    versions = ", ".join(f"{name} {version}" for name, version in kernel_times.stack(bench).items() if name != "cudnn")
-    print(f"\ncuDNN {loaded}, {versions}")
+    print("\n" + ", ".join(f"{name} {version}" for name, version in kernel_times.stack(bench).items()))
 
 
 if __name__ == "__main__":

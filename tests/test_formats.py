@@ -36,3 +36,9 @@ def test_columns_of_a_table_are_aligned():
     rows = [("run", "steps", "why"), ("a", "10,000"), ("longer", "1", "no")]
     assert formats.aligned(rows) == ["run     steps   why", "a       10,000", "longer  1       no"]
     assert formats.aligned(rows, right={"steps"})[1:] == ["a       10,000", "longer       1  no"]
+
+
+def test_some_names_of_many():
+    names = ["a", "b", "c", "d"]
+    assert formats.some_of(names) == "a, b, c and 1 more" and formats.some_of(names[:3]) == "a, b, c"
+    assert formats.some_of(names, 2, "; ") == "a; b and 2 more" and formats.some_of([]) == ""

@@ -36,6 +36,12 @@ def text(value: object) -> str:
     return str(value)
 
 
+def some_of(names: Sequence[str], most: int = 3, mark: str = ", ") -> str:
+    """`a, b, c and 4 more`."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return mark.join(names[:most]) + more
+
+
 def listed(names: Sequence[str]) -> str:
     """`a`, `a and b`, `a, b and c`."""
     return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))

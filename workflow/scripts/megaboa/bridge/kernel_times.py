@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.functional import gelu, scaled_dot_product_attention
 
+from megaboa.bridge import cudnn
 from megaboa.check.device import FP8_HEAD
 from megaboa.check.laws import fitted
 from megaboa.records import Law, Link, Point
@@ -284,28 +285,38 @@ def attention(bench: Bench, kind: str) -> dict[str, Law]:
             (batch, length, heads, channels) if te is not None and bench.is_gpu else (batch, heads, length, channels)
         )
         q, k, v = (bench.random(*shape, grad=True) for _ in range(3))
-        core = _attention(bench, heads, channels, kind)
-        gradient = torch.randn_like(core(q, k, v))
-
-        def both(core: Any = core, q: Any = q, k: Any = k, v: Any = v, gradient: Any = gradient) -> None:
-            core(q, k, v).backward(gradient)
-            q.grad = k.grad = v.grad = None
-
+        alone, both = attention_seconds(bench, core_of(bench, heads, channels, kind), q, k, v)
+        rest = max(both - alone, alone)
         scores = batch * heads * length * length / 2
         name = f"{batch} x {length}, {heads} heads of {channels}"
-        with torch.no_grad():
-            alone = bench.kernels(lambda core=core, q=q, k=k, v=v: core(q, k, v))
-        rest = max(bench.kernels(both) - alone, alone)
         work, rows = 4.0 * scores * channels, 1 + round(batch * heads * length / 1000)
         forward.append(Point(name=name, work=work, values=scores, groups=rows, seconds=alone))
         backward.append(Point(name=name, work=2.5 * work, values=scores, groups=rows, seconds=rest))
     return {"forward": fitted(forward), "backward": fitted(backward)}
 
 
-def _attention(bench: Bench, heads: int, channels: int, kind: str) -> Callable[..., torch.Tensor]:
+def attention_seconds(
+    bench: Bench, core: Callable[..., torch.Tensor], q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+) -> tuple[float, float]:
+    """Seconds of the forward pass alone, and of both."""
+    gradient = torch.randn_like(core(q, k, v))
+
+    def both() -> None:
+        core(q, k, v).backward(gradient)
+        q.grad = k.grad = v.grad = None
+
+    with torch.no_grad():
+        alone = bench.kernels(lambda: core(q, k, v))
+    return alone, bench.kernels(both)
+
+
+def core_of(
+    bench: Bench, heads: int, channels: int, kind: str, groups: int | None = None
+) -> Callable[..., torch.Tensor]:
+    """Attention of queries, keys and values. `groups`: heads of keys and values; default: those of the queries."""
     if te is None or not bench.is_gpu:
-        return lambda q, k, v: scaled_dot_product_attention(q, k, v, is_causal=True)
-    core = te.DotProductAttention(heads, channels, qkv_format="bshd", attn_mask_type="causal")
+        return lambda q, k, v: scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=groups is not None)
+    core = te.DotProductAttention(heads, channels, num_gqa_groups=groups, qkv_format="bshd", attn_mask_type="causal")
 
     def called(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         with precision(kind):
@@ -466,7 +477,10 @@ def stack(bench: Bench) -> dict[str, str]:
 
 
 def _cudnn() -> str:
-    """Version of cuDNN. torch refuses to name one that it wasn't compiled with, but kernels use it anyway."""
+    """The version of cuDNN that kernels use: Transformer Engine's, or torch's. torch refuses to name one that it wasn't
+    compiled with, but kernels use it anyway."""
+    if loaded := cudnn.version():
+        return ".".join(map(str, loaded))
     try:
         return str(torch.backends.cudnn.version())
     except RuntimeError as error:

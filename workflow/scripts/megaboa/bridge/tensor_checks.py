@@ -17,6 +17,7 @@ from safetensors.torch import _TYPES
 
 from megaboa.bridge.verdict import check
 from megaboa.bridge.weights import Kind, Tensors
+from megaboa.formats import some_of
 from megaboa.records import Check
 
 if TYPE_CHECKING:
@@ -158,10 +159,7 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def listed(what: str, names: list[str]) -> str:
     """The first few names, formatted as an addition to a sentence; empty for an empty list."""
-    if not names:
-        return ""
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return f"; {what}: {', '.join(names[:SHOWN])}{more}"
+    return f"; {what}: {some_of(names, SHOWN)}" if names else ""
 
 
 def bits_digest(tensor: torch.Tensor) -> str:

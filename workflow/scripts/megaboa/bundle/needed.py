@@ -12,11 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from megaboa.check.refusals import some_of
 from megaboa.data import sources
 from megaboa.errors import InputError
 from megaboa.files import file_digest
-from megaboa.formats import counted, size
+from megaboa.formats import counted, size, some_of
 from megaboa.records import BundleManifest, CorpusSpec, NeededFile, parse
 
 LARGE = 1e9  # bytes whose comparison takes long enough to show its progress

@@ -24,9 +24,9 @@ import pandas as pd
 from megaboa.bundle.archive import Archive
 from megaboa.bundle.contents import MANIFEST
 from megaboa.bundle.crate import METADATA, checksums
-from megaboa.check.refusals import some_of
 from megaboa.errors import InputError
 from megaboa.files import file_digest, write_text
+from megaboa.formats import some_of
 from megaboa.metrics import is_timed
 from megaboa.paths import CARD, ExperimentFolder
 from megaboa.records import (

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from megaboa.calls.beginning import asked_for, from_the_future, out_of_reach, outlooks
-from megaboa.check.refusals import some_of
+from megaboa.formats import some_of
 from megaboa.plan import screen
 from megaboa.plan.resources import JobResources
 

@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from megaboa import files, records
+from megaboa.formats import some_of
 from megaboa.image.image_file import as_recorded
 from megaboa.paths import ExperimentFolder
 from megaboa.records import Image, ImageAsked, InsideAsked, Refusal, Refusals, plain, read_if_there
-
-NAMED = 3  # number of runs named in a line
 
 
 def grouped(reasons: Mapping[str, Sequence[str]], one: str = "", many: str = "") -> list[str]:
@@ -27,12 +26,6 @@ def grouped(reasons: Mapping[str, Sequence[str]], one: str = "", many: str = "")
 def some(runs: Sequence[str]) -> str:
     """`run a`, `runs a, b, c and 4 more`."""
     return f"run{'s' if len(runs) > 1 else ''} {some_of(runs)}"
-
-
-def some_of(names: Sequence[str]) -> str:
-    """`a, b, c and 4 more`."""
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return ", ".join(names[:NAMED]) + more
 
 
 def write(experiment: Path, refused: Mapping[str, Sequence[str]], in_image: bool = False) -> None:

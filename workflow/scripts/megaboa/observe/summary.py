@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from megaboa.formats import some_of
 from megaboa.observe import performance
 from megaboa.observe.numbers import WARMUP_STEPS, loss_summary, spread, without_nan
 from megaboa.observe.steps import Row, is_finite, steps_in
@@ -127,6 +128,4 @@ def _max(values: list[float | None]) -> float | None:
 
 
 def _steps(steps: list[int], shown: int = 5) -> str:
-    more = f" and {len(steps) - shown} more" if len(steps) > shown else ""
-    word = "step" if len(steps) == 1 else "steps"
-    return f"{word} {', '.join(map(str, steps[:shown]))}{more}"
+    return f"step{'' if len(steps) == 1 else 's'} {some_of(list(map(str, steps)), shown)}"

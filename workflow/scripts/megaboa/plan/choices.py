@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from megaboa.check.refusals import some
 from megaboa.config import ConfigError, LoadedExperiment, Problem
 from megaboa.config.sweep import Option
 from megaboa.config.yaml_file import dotted
@@ -126,6 +127,4 @@ def _complete(problem: Problem, runs: list[str]) -> Problem:
     named = [name for name in runs if name]
     if not named or named == ["run"]:
         return problem
-    more = f" and {len(named) - 3} more" if len(named) > 3 else ""
-    where = f" (run{'s' if len(named) > 1 else ''} {', '.join(named[:3])}{more})"
-    return Problem(problem.key, problem.message + where, problem.file, problem.line)
+    return Problem(problem.key, f"{problem.message} ({some(named)})", problem.file, problem.line)

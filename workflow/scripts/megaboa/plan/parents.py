@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +15,7 @@ import yaml
 from megaboa.blends import in_shares, named, split_blends
 from megaboa.config.problems import choose, show
 from megaboa.errors import InputError
+from megaboa.formats import some_of
 from megaboa.layout import NAMES, Layout
 from megaboa.paths import ExperimentFolder, RunFolder, trained
 from megaboa.plan import documents, in_place
@@ -221,7 +221,7 @@ def trained_parent(folder: RunFolder) -> ParentRun:
     if not folder.train_manifest.exists():
         others = trained(folder.experiment_folder.path.parent)
         known = sorted(f"{other.experiment}/{other.name}" for other in others)
-        hint = f"; trained here: {listed(known)}" if known else ""
+        hint = f"; trained here: {some_of(known, SHOWN)}" if known else ""
         raise NoParentError(f"{name} has not been trained: there is no {folder.train_manifest}. Train it first{hint}")
     store = RunStore(folder.store)
     if not store.identity.exists():
@@ -280,7 +280,7 @@ def _checkpoint(parent: ParentRun, step: int | None) -> tuple[ParentRun, int]:
     if parent.kept is not None:
         kept = sorted(kept for one in every for kept in one.kept or ())
         raise NoParentError(
-            f"{parent.name} keeps no checkpoint of step {step}, but of {listed(list(map(str, kept)))}: "
+            f"{parent.name} keeps no checkpoint of step {step}, but of {some_of(list(map(str, kept)), SHOWN)}: "
             f"take one of these, or change its checkpoint.save_interval, keep_last or keep_every"
         )
     return parent, step
@@ -449,11 +449,6 @@ def with_parent(run: Run, experiment: str, name: str, step: int, identity: str |
     row = {**run.row, "parent": str(parent)}
     launch = replace(run.launch, index=documents.index_name(spec))
     return replace(run, run=spec, launch=launch, row=row, facts=facts)
-
-
-def listed(names: list[str]) -> str:
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(itertools.islice(names, SHOWN)) + more
 
 
 def model_difference(theirs: Tree, own: Tree) -> str | None:

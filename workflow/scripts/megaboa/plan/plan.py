@@ -11,9 +11,9 @@ from pathlib import Path
 from megaboa import files
 from megaboa.check.costs import Costs
 from megaboa.check.facts import Facts
-from megaboa.check.refusals import some_of
 from megaboa.config.models.experiment import Experiment
 from megaboa.config.models.model import Model
+from megaboa.formats import some_of
 from megaboa.paths import ExperimentFolder, RunFolder
 from megaboa.plan import documents
 from megaboa.records import AgreementSpec, LaunchSpec, ProfileSpec, RunSpec, Tree, plain

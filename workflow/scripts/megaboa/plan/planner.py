@@ -18,13 +18,13 @@ from megaboa.config.problems import choose, no_value, some_nearest
 from megaboa.config.published import PublishedError, load_published
 from megaboa.config.yaml_file import dotted
 from megaboa.data.hub import is_id
-from megaboa.formats import text
+from megaboa.formats import some_of, text
 from megaboa.layout import Layout
 from megaboa.paths import ExperimentFolder, RunFolder
 from megaboa.plan import device, documents, tasks
 from megaboa.plan.choices import Choice, Place, Problems, TreePath, bad_names, choices_of, of_sweep, seeds, twins
 from megaboa.plan.one_run import RunPlanner
-from megaboa.plan.parents import Parents, kept_by, listed, saved_for_other_layouts, split, will_keep
+from megaboa.plan.parents import SHOWN, Parents, kept_by, saved_for_other_layouts, split, will_keep
 from megaboa.plan.plan import Plan, Run
 from megaboa.plan.run_facts import known_check
 from megaboa.plan.specifications import values_of_others
@@ -289,10 +289,11 @@ def unkept(run: Run, wanted: Literal["all"] | Along | None) -> str | None:
     missing = [step for step in own if step not in kept]
     if not missing and wanted.every <= last:
         return None
-    steps = listed([str(step) for step in missing or [wanted.every]])
+    steps = some_of([str(step) for step in missing or [wanted.every]], SHOWN)
     return (
         f"every {wanted.every} steps: the run {run.name!r} keeps no checkpoint of step {steps}, but of "
-        f"{listed([str(step) for step in kept])}: change checkpoint.save_interval, and with keep_last also keep_every"
+        f"{some_of([str(step) for step in kept], SHOWN)}: change checkpoint.save_interval, and with keep_last also "
+        "keep_every"
     )
 
 
@@ -495,8 +496,7 @@ def empty_figures(plan: Plan) -> list[str]:
     for index, figure in enumerate(plan.experiment.report.figures):
         for column in figure.filter.keys() & {"model", *plan.swept}:
             values = [{"model": run.model, **others.get(run.name, {}), **run.values}[column] for run in plan.runs]
-            wanted = figure.filter[column]
-            asked = [text(value) for value in (wanted if isinstance(wanted, list) else [wanted])]
+            asked = figure.wanted(column)
             there = list(dict.fromkeys(map(text, values)))
             # a recipe decides None; blends and lists have other names in the report
             if all(isinstance(value, Scalar) for value in values) and not {*asked} & {*there}:

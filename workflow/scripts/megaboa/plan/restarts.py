@@ -6,9 +6,9 @@ import functools
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from megaboa.check.refusals import some_of
 from megaboa.config.problems import choose
 from megaboa.errors import InputError
+from megaboa.formats import some_of
 from megaboa.paths import RunFolder
 from megaboa.plan.parents import obstacles
 from megaboa.plan.plan import Plan, Run

@@ -10,9 +10,9 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from megaboa.check.refusals import some, some_of
+from megaboa.check.refusals import some
 from megaboa.config.models.resources import Resources
-from megaboa.formats import counted
+from megaboa.formats import counted, some_of
 from megaboa.plan.plan import Plan, Run
 from megaboa.run.recovery import wall_seconds
 

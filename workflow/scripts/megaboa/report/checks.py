@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from megaboa.doctor.failed_stages import Job, of_model, of_run, told
-from megaboa.formats import written
+from megaboa.formats import some_of, written
 from megaboa.paths import ALONG, FAILED_PROOF, AlongFolder, ExperimentFolder, ModelFolder, RunFolder
 from megaboa.records import (
     AgreementSpec,
@@ -121,12 +121,9 @@ def number_checks(runs: Sequence[RunResult]) -> list[ReportCheck]:
         ):
             wrong = [f"{name} is {written(value)}" for name, value in numbers.items() if not math.isfinite(value)]
             if wrong:
-                found.append(_of_stage(kind, subject, "finite numbers", "FAIL", f"{_first(wrong)}: {NOT_FINITE[kind]}"))
+                detail = f"{some_of(wrong, SHOWN, '; ')}: {NOT_FINITE[kind]}"
+                found.append(_of_stage(kind, subject, "finite numbers", "FAIL", detail))
     return found
-
-
-def _first(wrong: Sequence[str]) -> str:
-    return "; ".join(wrong[:SHOWN]) + (f" and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else "")
 
 
 def by_subject(proofs: Sequence[StageCheck]) -> list[dict[str, object]]:

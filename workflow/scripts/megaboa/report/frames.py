@@ -66,9 +66,8 @@ class Frames:
     def _chosen(self, figure: Figure) -> pd.DataFrame:
         """The rows that a figure's filter leaves, also those without a value that has a place on an axis."""
         table = self.unfiltered(figure)
-        for name, wanted in figure.filter.items():
-            allowed = {text(value) for value in (wanted if isinstance(wanted, list) else [wanted])}
-            table = table[table[name].map(text).isin(allowed)]
+        for name in figure.filter:
+            table = table[table[name].map(text).isin(figure.wanted(name))]
         return table
 
     def unfiltered(self, figure: Figure) -> pd.DataFrame:
@@ -100,12 +99,13 @@ class Frames:
         columns = list(dict.fromkeys(["run", *(name for name in asked if name not in figure.filter), *figure.filter]))
         return table[columns]
 
-    def pooled(self, figure: Figure) -> list[str]:
+    def pooled(self, figure: Figure, rows: pd.DataFrame) -> list[str]:
         """The swept keys, the model, and steps and sets, in which the values of one mean, bar, box or cell differ.
+        `rows`: the figure's.
 
         `over` is the first; keys that tell its values are left out.
         """
-        rows, series = self.of(figure), metrics.SERIES.get(figure.data)
+        series = metrics.SERIES.get(figure.data)
         keys = [name for name in dict.fromkeys([*self.swept, "model"]) if self.varies(name)]
         shown = {figure.x, figure.hue, figure.dash, figure.facet, figure.y if figure.value else None}
         shown |= {series, *(["setting"] if figure.hue is None else [])} if figure.over else set()

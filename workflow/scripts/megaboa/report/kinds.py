@@ -19,9 +19,8 @@ import seaborn
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawing
 
-from megaboa.check.refusals import some_of
 from megaboa.config.models.outputs import Figure
-from megaboa.formats import text
+from megaboa.formats import some_of, text
 from megaboa.metrics import SERIES, label
 from megaboa.report.fits import FLOP, Fit
 from megaboa.report.frames import FLOPS, NOT_SET, PARAMS, TOKENS, UNKNOWN

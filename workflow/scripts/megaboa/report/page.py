@@ -15,11 +15,11 @@ import yaml
 from markupsafe import Markup
 
 from megaboa import metrics
-from megaboa.check.refusals import some, some_of
+from megaboa.check.refusals import some
 from megaboa.config.models.outputs import Figure
 from megaboa.config.problems import no_value
 from megaboa.errors import InputError
-from megaboa.formats import counted, listed, text, written
+from megaboa.formats import counted, listed, some_of, text, written
 from megaboa.records import AgreementSpec, BaselineSpec, Counts, ReportCheck, Tree
 from megaboa.report import figures, kinds, style
 from megaboa.report.checks import by_subject, counts, faults, verdict
@@ -185,16 +185,8 @@ def _described(spec: Figure) -> str:
         }[spec.kind]
     columns = (("colour", spec.hue), ("line or marker", spec.dash), ("panels", spec.facet))
     further = [f"{how}: {metrics.label(column)}" for how, column in columns if column is not None]
-    further += [f"only {metrics.label(column)} {_values(wanted)}" for column, wanted in spec.filter.items()]
+    further += [f"only {metrics.label(column)} {' or '.join(spec.wanted(column))}" for column in spec.filter]
     return "; ".join([f"{axes[:1].upper()}{axes[1:]}: {each}", *further]) + "."
-
-
-def _values(wanted: Any) -> str:
-    return " or ".join(_texts(wanted))
-
-
-def _texts(wanted: Any) -> list[str]:
-    return [text(value) for value in (wanted if isinstance(wanted, list) else [wanted])]
 
 
 def _printed(name: str, caption: str, note: str, runs: int) -> list[str]:
@@ -313,8 +305,8 @@ def environment() -> jinja2.Environment:
         loader=jinja2.FileSystemLoader(HERE), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
     )
     made.filters |= {
-        "loss": _loss,
-        "score": _score,
+        "loss": partial(_digits, ".4f"),
+        "score": partial(_digits, ".4g"),
         "cell": cell,
         "duration": style.duration,
         "count": _count,
@@ -424,7 +416,7 @@ def _of_lines(spec: Figure, table: pd.DataFrame, rows: pd.DataFrame, frames: Fra
         bands = [" with its 95% confidence interval"] if max(counts) >= kinds.FEWEST_VALUES else []
         bands += [f"; the band{_where(2, counts)} spans both values"] if 2 in counts else []
         bands += [f"; there is none{_where(1, counts)}"] if 1 in counts and len(counts) > 1 else []
-        said = f"Mean over {listed(frames.pooled(spec))} ({_n(table)}){''.join(bands)}."
+        said = f"Mean over {listed(frames.pooled(spec, rows))} ({_n(table)}){''.join(bands)}."
         settings = table["setting"].nunique() if "setting" in table else 0
         return f"{said} From light to dark in the order of the plan." if settings > MOST_ENTRIES else said
     if "p25" in table.columns:
@@ -439,7 +431,7 @@ def _of_lines(spec: Figure, table: pd.DataFrame, rows: pd.DataFrame, frames: Fra
 def _of_bars(spec: Figure, table: pd.DataFrame, rows: pd.DataFrame, frames: Frames, own: bool) -> str:
     notes = []
     if table["n"].max() > 1:
-        notes.append(f"Median (bar), least to most (line), {_n(table)}{_pooled(spec, frames)}.")
+        notes.append(f"Median (bar), least to most (line), {_n(table)}{_pooled(spec, rows, frames)}.")
     if own and f"{spec.y}.p5" in table:
         where = "Where n = 1, the line is" if notes else "Median (bar), and"
         notes.append(f"{where} the 5th to 95th percentile of a run's steps{'' if notes else ' (line)'}.")
@@ -454,7 +446,9 @@ def _of_bars(spec: Figure, table: pd.DataFrame, rows: pd.DataFrame, frames: Fram
 def _of_boxes(spec: Figure, table: pd.DataFrame, rows: pd.DataFrame, frames: Frames, own: bool) -> str:
     notes = []
     if own:
-        notes.append(f"Quartiles and median (box), 5th to 95th percentile (line), {_n(table)}{_pooled(spec, frames)}.")
+        notes.append(
+            f"Quartiles and median (box), 5th to 95th percentile (line), {_n(table)}{_pooled(spec, rows, frames)}."
+        )
     runs = rows["run"].nunique()
     if spec.x == "run" and runs > kinds.MOST_BARS:
         notes.append(f"The first {kinds.MOST_BARS} of {runs} runs.")
@@ -462,7 +456,7 @@ def _of_boxes(spec: Figure, table: pd.DataFrame, rows: pd.DataFrame, frames: Fra
 
 
 def _of_cells(spec: Figure, table: pd.DataFrame, rows: pd.DataFrame, frames: Frames, own: bool) -> str:
-    return f"A cell is a mean, {_n(table)}{_pooled(spec, frames)}." if table["n"].max() > 1 else ""
+    return f"A cell is a mean, {_n(table)}{_pooled(spec, rows, frames)}." if table["n"].max() > 1 else ""
 
 
 def _n(table: pd.DataFrame) -> str:
@@ -475,9 +469,9 @@ def _where(n: int, counts: Collection[int]) -> str:
     return f" where n = {n}" if len(counts) > 1 else ""
 
 
-def _pooled(spec: Figure, frames: Frames) -> str:
+def _pooled(spec: Figure, rows: pd.DataFrame, frames: Frames) -> str:
     """The keys that differ between the values of a bar, box or cell."""
-    keys = frames.pooled(spec)
+    keys = frames.pooled(spec, rows)
     return f", over {listed(keys)}" if keys else ""
 
 
@@ -491,20 +485,16 @@ def _empty(spec: Figure, frames: Frames) -> str:
         return ""
     if table.empty:
         return f"no run has rows of `data: {spec.data}`."
-    for column, wanted in spec.filter.items():
-        there, asked = list(dict.fromkeys(table[column].map(text))), _texts(wanted)
+    for column in spec.filter:
+        there, asked = list(dict.fromkeys(table[column].map(text))), spec.wanted(column)
         if not {*asked} & {*there}:
             return f"{no_value(column, asked, there)}."
     lacking = [f"no value of {metrics.label(column)} in {some(runs)}" for column, runs in frames.lacking(spec).items()]
     return f"{listed(lacking) or 'no row has all values of `filter`'}."
 
 
-def _loss(value: float | None) -> str:
-    return "" if value is None else f"{value:.4f}" if math.isfinite(value) else str(written(value))
-
-
-def _score(value: float | None) -> str:
-    return "" if value is None else f"{value:.4g}" if math.isfinite(value) else str(written(value))
+def _digits(form: str, value: float | None) -> str:
+    return "" if value is None else f"{value:{form}}" if math.isfinite(value) else str(written(value))
 
 
 def _count(value: float) -> str:

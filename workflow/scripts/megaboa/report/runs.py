@@ -86,7 +86,8 @@ class RunResult:
     @property
     def last_losses(self) -> dict[str, float]:
         """The last validation losses by set."""
-        return self.validation[-1][1] if self.validation else {}
+        found = self.validation
+        return found[-1][1] if found else {}
 
     @property
     def scores(self) -> dict[str, float]:

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from megaboa.formats import some_of
+
 # slow: collectives still completed during the dump, so nothing hangs. frozen: the ranks wrote nothing. stalled: their
 # GPUs have not completed what others have. halted: their GPUs have not completed a collective that involves no other
 # rank. unbegun: their GPUs have not begun what others have, and are in no other collective. missing: the ranks have not
@@ -210,8 +212,7 @@ def _verdict(kind: Kind, ranks: Iterable[int], stuck: _Stuck, dumps: Mapping[int
 
 
 def _brief(ranks: Sequence[int]) -> str:
-    shown = ", ".join(map(str, ranks[:8]))
-    return shown + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
+    return some_of(list(map(str, ranks)), 8)
 
 
 # The files

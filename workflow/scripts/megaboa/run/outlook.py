@@ -3,8 +3,9 @@ only."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 
+from megaboa.formats import some_of
 from megaboa.paths import RunFolder
 from megaboa.records import Identity, read
 from megaboa.run import checkpoints, claims, completion, progress
@@ -57,7 +58,7 @@ def outlook(folder: RunFolder, restarts: bool = False, obstacles: Obstacles = la
     else:
         rest = f" (continue_from: itself would continue from step {saved})"
     still = f"; {who} still trains it as it was" if (who := claims.trainer(before.claims)) else ""
-    return f"trains again from {folder.start}: {_listed(changed)}{rest}{still}"
+    return f"trains again from {folder.start}: {some_of(changed, SHOWN)}{rest}{still}"
 
 
 def _changed(folder: RunFolder, now: Present) -> str:
@@ -66,12 +67,7 @@ def _changed(folder: RunFolder, now: Present) -> str:
     earlier = next((identity for _, identity in stored(folder) if identity.digest == parent), None)
     found = differences(earlier, now.run, now.identity) if earlier else []
     changed = [one for one in found if not one.startswith("parent")]
-    return f": {_listed(changed, SHOWN_IN_PLACE)}" if changed else ""
-
-
-def _listed(changed: Sequence[str], most: int = SHOWN) -> str:
-    more = f" and {len(changed) - most} more" if len(changed) > most else ""
-    return f"{', '.join(changed[:most])}{more}"
+    return f": {some_of(changed, SHOWN_IN_PLACE)}" if changed else ""
 
 
 def without_store(folder: RunFolder) -> str | None:

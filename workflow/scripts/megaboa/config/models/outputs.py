@@ -21,6 +21,7 @@ from megaboa.config.models.resources import SchedulerOptions
 from megaboa.config.models.section import Name, Runs, Section, key
 from megaboa.config.problems import nearest
 from megaboa.files import is_python
+from megaboa.formats import text
 from megaboa.metrics import EVALUATION, named
 from megaboa.records import Tree
 from megaboa.secrets import has_credentials
@@ -312,6 +313,11 @@ class Figure(Section):
         if self.best is None and self.fit == "optimum" and self.y.startswith(EVALUATION):
             raise ValueError(f"fit: optimum can't know which {self.y} is best: set `best: lowest` or `best: highest`")
         return self
+
+    def wanted(self, column: str) -> list[str]:
+        """The values that the filter allows in a column."""
+        given = self.filter[column]
+        return [text(value) for value in (given if isinstance(given, list) else [given])]
 
     @property
     def lowest_is_best(self) -> bool:
