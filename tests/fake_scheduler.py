@@ -92,7 +92,7 @@ class Tower:
     def in_job(self, environment):
         return VARIABLE in environment
 
-    def place(self, launch, device, environment, container):
+    def place(self, launch, device, environment, container) -> TowerPlace | None:
         if launch.start.starter == "local" or VARIABLE not in environment:
             return None
         return TowerPlace(self, self.jobs[environment[VARIABLE]], container)

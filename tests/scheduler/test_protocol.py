@@ -1,12 +1,20 @@
 """What a scheduler must answer: SLURM does, and another one, which only tests have and a supervisor lives with."""
 
 import inspect
+import os
+import shutil
+import subprocess
+import sys
 import time
+import typing
+from pathlib import Path
 
+import fake_scheduler
 import pytest
 from fake_scheduler import VARIABLE, Tower
 from pretended_run import LAST, Run
 
+import megaboa
 from megaboa.observe.queue import read_queue
 from megaboa.observe.status import run_progress
 from megaboa.paths import RunFolder
@@ -14,23 +22,62 @@ from megaboa.records import Called
 from megaboa.run import claims, ledger, stop
 from megaboa.run.call import Requeued
 from megaboa.scheduler import local, protocol, registry
-from megaboa.scheduler.slurm import Slurm
-from megaboa.scheduler.slurm.allocation import Allocation
+from megaboa.scheduler.ranks import FORKED, KEEPER
+
+REPOSITORY = Path(__file__).parents[2]
+
+every_scheduler = pytest.mark.parametrize("scheduler", [*registry.SCHEDULERS, Tower()], ids=lambda one: one.name)
 
 
-@pytest.mark.parametrize("scheduler", [Slurm, Tower])
+@every_scheduler
 def test_a_scheduler_answers_every_question(scheduler):
-    assert missing(protocol.Scheduler, scheduler()) == []
+    assert missing(protocol.Scheduler, scheduler) == []
 
 
-@pytest.mark.parametrize("place", [local.Machine, Allocation])
-def test_a_place_answers_every_question(place):
-    assert missing(protocol.Place, place) == []
+@every_scheduler
+def test_its_place_answers_every_question(scheduler):
+    place = place_of(scheduler)
+    assert missing(protocol.Place, place) == [], place
 
 
-def test_a_scheduler_of_the_registry_may_inherit_this_machine():
-    """As the one of the tests does: so `local` may not need the registry in order to be imported."""
-    assert "registry" not in vars(local)
+def test_this_machine_answers_every_question():
+    assert missing(protocol.Place, local.Machine) == []
+
+
+def place_of(scheduler):
+    """The class of its places, which `place` is annotated with."""
+    answer = typing.get_type_hints(type(scheduler).place)["return"]
+    [place] = [kind for kind in typing.get_args(answer) if kind is not type(None)]
+    assert place is not protocol.Place, f"{scheduler.name}: annotate `place` with the class that it returns"
+    return place
+
+
+def test_a_scheduler_is_a_module_and_a_line(tmp_path):
+    """Here the module is the one of the tests, whose places inherit this machine: no import contract is broken."""
+    library = tmp_path / "megaboa"
+    shutil.copytree(Path(megaboa.__file__).parent, library, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(fake_scheduler.__file__, library / "scheduler" / "tower.py")
+    registered = library / "scheduler" / "registry.py"
+    text, one = registered.read_text(), "(Slurm(),)"
+    assert one in text
+    line = "from megaboa.scheduler.tower import Tower\n"
+    registered.write_text(text.replace(one, "(Slurm(), Tower())").replace("\n\nSCHEDULERS", f"\n{line}\nSCHEDULERS"))
+    lint = [Path(sys.executable).with_name("lint-imports"), "--no-logo", "--no-cache"]
+    done = subprocess.run(
+        [*lint, "--config", REPOSITORY / ".importlinter"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert not done.returncode, done.stdout + done.stderr
+
+
+def test_ranks_of_a_job_are_forked_only_by_their_nodes_keeper(tower):
+    here = {FORKED: "cpu"}
+    assert registry.may_be_forked(here)
+    assert not registry.may_be_forked({**here, VARIABLE: "7"})
+    assert registry.may_be_forked({**here, VARIABLE: "7", KEEPER: "1"})
+    assert not registry.may_be_forked({FORKED: "0"})
 
 
 def missing(asked, answers):

@@ -27,8 +27,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from megaboa.bridge import zygote_protocol as protocol
-from megaboa.scheduler.local import die_with_parent, may_be_forked
+from megaboa.scheduler.local import die_with_parent
 from megaboa.scheduler.ranks import FORKED, HELD, KEEPER
+from megaboa.scheduler.registry import may_be_forked
 
 POLL_SECONDS = 0.2
 CONNECT_SECONDS = 20.0  # until the zygote listens, which precedes its imports

@@ -22,8 +22,8 @@ from megaboa.run.gpus import name as gpu_name
 from megaboa.run.identity import identity_of
 from megaboa.run.resume import Beginning
 from megaboa.run.site import python_of
-from megaboa.scheduler.local import may_be_forked
 from megaboa.scheduler.ranks import layered, threads_environment
+from megaboa.scheduler.registry import may_be_forked
 from megaboa.store_paths import AttemptFolder, RunStore
 
 FLIGHT_RECORDER = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")

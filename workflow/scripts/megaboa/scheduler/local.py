@@ -22,7 +22,6 @@ from megaboa.scheduler.protocol import Container, Environment
 from megaboa.scheduler.ranks import (
     FORKED,
     HELD,
-    KEEPER,
     LAST_WORDS_SECONDS,
     OF_A_RANK,
     STACKS_SIGNAL,
@@ -190,7 +189,7 @@ class LocalRanks:
     @contextlib.contextmanager
     def _pipe(self, environment: Mapping[str, str]) -> Iterator[list[int]]:
         """Pipe ends that a rank has to hold if another process may do its work: one of ours, and our keeper's."""
-        if not may_be_forked(environment):
+        if not asks_for_forks(environment):
             yield []
             return
         alive, held = os.pipe()
@@ -243,13 +242,9 @@ def wait(ranks: LocalRanks) -> Ended:
     return ended
 
 
-def may_be_forked(environment: Mapping[str, str]) -> bool:
-    """Whether a rank's work may be done by a process that its starter hasn't forked itself."""
-    from megaboa.scheduler import registry  # imported here, because a scheduler in it may inherit from `Machine`
-
-    if environment.get(FORKED) not in DEVICES or not sys.platform.startswith("linux"):
-        return False
-    return KEEPER in environment or not registry.cluster().in_job(environment)
+def asks_for_forks(environment: Mapping[str, str]) -> bool:
+    """Whether the environment asks for ranks that are forked. In a job that isn't enough: `registry.may_be_forked`."""
+    return environment.get(FORKED) in DEVICES and sys.platform.startswith("linux")
 
 
 def is_running(pid: int) -> bool:

@@ -1,5 +1,6 @@
 """The interface of a scheduler. A cluster's scheduler is a module or package next to this file, with an object that
-implements `Scheduler`, and a line in registry.py. `local.py` is this machine, which has no jobs.
+implements `Scheduler`, and a line in registry.py. `local.py` is this machine, which has no jobs; a scheduler's
+places may inherit its `Machine`.
 
 If a scheduler can't be asked, nothing may be concluded: every query then raises `UnreachableError`, unless it says
 otherwise.
