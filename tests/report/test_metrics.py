@@ -1,6 +1,8 @@
 """The table of metrics: the report has what the plan accepts, and page and tables what runs took of their GPUs."""
 
 import dataclasses
+import types
+import typing
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,7 @@ from fake_runs import FakeExperiment
 from megaboa import metrics
 from megaboa.config.models.outputs import Figure
 from megaboa.plan.planner import column_problem
-from megaboa.records import Summary
+from megaboa.records import Goodput, Spread, Summary
 from megaboa.report import page
 from megaboa.report.frames import Frames
 from megaboa.report.runs import load_runs
@@ -17,7 +19,9 @@ from megaboa.report.tables import runs_table
 
 ROOT = Path(__file__).parents[2]
 
+DOCUMENTS = {"summary": Summary, "goodput": Goodput}
 TOOK = {
+    "tokens_before": 1000,
     "tflops_per_rank": {"median": 568.2},
     "mfu": {"median": 0.574},
     "memory": {"peak_bytes": {"allocated": 57.5 * 2**30}},
@@ -75,6 +79,45 @@ def test_a_figure_may_ask_for_every_column_that_its_table_has(runs, rows):
     assert column_problem(wrong, ())[1].startswith(
         "there is no column 'energy.watts'; did you mean 'energy.watts_per_gpu'?"
     )
+
+
+@pytest.mark.parametrize("metric", [one for one in metrics.METRICS["runs"] if one.source], ids=lambda one: one.name)
+def test_a_source_is_a_place_in_a_run_s_documents(metric):
+    """A misspelt one is an empty column, which no table shows."""
+    document, *path = metric.source.split(".")
+    if document == "preflight":  # the report's own document
+        assert path == ["tensors_gib"]
+        return
+    value = kind_at(DOCUMENTS[document], path)
+    assert value in (int, float), f"metrics.py: {metric.name}: {metric.source} is no number: {value}"
+    if metric.spread:
+        assert path[-1] == "median" and kind_at(DOCUMENTS[document], path[:-1]) is Spread, metric.name
+
+
+def kind_at(kind, path):
+    """The type at this place of a record. Keys of mappings may be any."""
+    for part in path:
+        if typing.get_origin(kind) is tuple and part == "last":
+            kind = typing.get_args(kind)[0]
+        elif typing.get_origin(kind) is dict:
+            kind = typing.get_args(kind)[1]
+        else:
+            known = typing.get_type_hints(kind)
+            assert part in known, f"{kind.__name__} (records/summaries.py) has no {part!r}: {sorted(known)}"
+            kind = known[part]
+        if isinstance(kind, types.UnionType):
+            [kind] = [one for one in typing.get_args(kind) if one is not types.NoneType]
+    return kind
+
+
+def test_a_column_is_calculated_or_looked_up_not_both(runs):
+    """The table of runs took `trained_tokens` from elsewhere than its source said."""
+    [run] = [run for run in runs if run.name == "gpu"]
+    row = Frames(runs).runs.set_index("run").loc["gpu"]
+    for metric in metrics.METRICS["runs"]:
+        value = metric.of({**run.documents, "preflight": {}}) if metric.source else None
+        if value is not None:
+            assert row[metric.name] == value, metric.name
 
 
 def test_the_docs_name_every_column():

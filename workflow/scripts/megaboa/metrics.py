@@ -70,7 +70,7 @@ METRICS: dict[Rows, tuple[Metric, ...]] = {
         Metric("setting"),
         Metric("steps", "", "summary.steps"),
         Metric("attempts", "", "summary.attempts"),
-        Metric("trained_tokens", "training tokens", "summary.tokens"),
+        Metric("trained_tokens", "training tokens"),
         Metric("train_flops", "compute (FLOP, 6 × parameters × tokens)"),
         Metric("goodput", "", "goodput.goodput", SHARE, **TIMED),
         Metric("loss.first", "first loss", "summary.loss.first", **LESS, uses=FILE),

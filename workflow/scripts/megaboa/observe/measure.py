@@ -95,8 +95,8 @@ def _earlier(folder: RunFolder) -> _Earlier:
         return _Earlier(tokens)
     # The run's own attempts begin with number 1.
     rows = tuple(replace(row, attempt=row.attempt - last) for row in (*further.rows, *own))
-    found = [parse(Validation, one, store.path) for one in validation(events)]
-    return _Earlier(tokens, rows, (*further.evaluated, *(one for one in found if one.step <= parent.iteration)))
+    evaluated = [one for one in validation(events) if one.step <= parent.iteration]
+    return _Earlier(tokens, rows, (*further.evaluated, *evaluated))
 
 
 def so_far(folder: RunFolder, store: RunStore) -> Measured | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -23,7 +22,9 @@ from megaboa.records import (
     Stragglers,
     Summary,
     TrainRecord,
+    Validation,
     parse,
+    plain,
 )
 from megaboa.run.ledger import ran_on
 
@@ -51,40 +52,40 @@ def summarize(
     timed = timed_rows(final)
     tflops = spread(performance.tflops(timed, events, train.world_size))
     throughput = spread([row.tokens / row.seconds for row in timed if row.tokens])
-    summary = {
-        "run": run,
-        "identity": train.identity,
-        "state": "INVALID" if reasons else "PASS",
-        "reasons": reasons,
-        "world_size": train.world_size,
-        "train_iters": train.train_iters,
-        "parent": train.parent,
-        "steps": len(final),
-        "tokens": sum(row.tokens or 0 for row in final),
-        "skipped_steps": sum(row.skipped for row in final),
-        "nan_steps": sum(row.loss is not None and math.isnan(row.loss) for row in final),
-        "attempts": len(attempts),
+    summary = Summary(
+        run=run,
+        identity=train.identity,
+        state="INVALID" if reasons else "PASS",
+        reasons=tuple(reasons),
+        world_size=train.world_size,
+        train_iters=train.train_iters,
+        parent=train.parent,
+        steps=len(final),
+        tokens=sum(row.tokens or 0 for row in final),
+        skipped_steps=sum(row.skipped for row in final),
+        nan_steps=sum(row.loss is not None and math.isnan(row.loss) for row in final),
+        attempts=len(attempts),
         # more than one if packages or code changed between attempts
-        "ran_on": ran_on(attempts),
-        "lost_steps": len(rows) - len(final),
-        "left_out": train.skipped,  # ranges of steps whose batches were left out after a loss spike
-        "warmup_steps_dropped": len(final) - len(timed),
-        "window": [timed[0].step, timed[-1].step] if timed else None,  # the steps that count for the speed
-        "step_seconds": spread([row.seconds for row in timed]),
-        "tokens_per_second": throughput,
-        "tokens_per_second_per_rank": throughput and throughput.median / train.world_size,
-        "tflops_per_rank": tflops,
-        "gpu": performance.gpu_of(events),
-        "mfu": performance.mfu(tflops, events, peak_tflops),
-        "memory": memory,
-        "energy": performance.power(energy, gpus),
-        "gpus": gpus,
-        "stragglers": stragglers,
-        "loss": loss_summary([row.step for row in final], [row.loss for row in final]),
-        "grad_norm": GradNorm(last=final[-1].grad_norm, max=_max([row.grad_norm for row in final])) if final else None,
-        "validation": validation(events),
-    }
-    return parse(Summary, without_nan(summary), f"the summary of {run}")
+        ran_on=tuple(ran_on(attempts)),
+        lost_steps=len(rows) - len(final),
+        left_out=train.skipped,  # ranges of steps whose batches were left out after a loss spike
+        warmup_steps_dropped=len(final) - len(timed),
+        window=(timed[0].step, timed[-1].step) if timed else None,  # the steps that count for the speed
+        step_seconds=spread([row.seconds for row in timed]),
+        tokens_per_second=throughput,
+        tokens_per_second_per_rank=throughput and throughput.median / train.world_size,
+        tflops_per_rank=tflops,
+        gpu=performance.gpu_of(events),
+        mfu=performance.mfu(tflops, events, peak_tflops),
+        memory=memory,
+        energy=performance.power(energy, gpus),
+        gpus=gpus,
+        stragglers=stragglers,
+        loss=loss_summary([row.step for row in final], [row.loss for row in final]),
+        grad_norm=GradNorm(last=final[-1].grad_norm, max=_max([row.grad_norm for row in final])) if final else None,
+        validation=validation(events),
+    )
+    return parse(Summary, without_nan(plain(summary)), f"the summary of {run}")
 
 
 def invalid_reasons(train: TrainRecord, attempts: Sequence[AttemptStart], final: list[Row]) -> list[str]:
@@ -116,10 +117,10 @@ def timed_rows(final: list[Row]) -> list[Row]:
     return timed
 
 
-def validation(events: Sequence[StepEvent]) -> list[dict[str, Any]]:
+def validation(events: Sequence[StepEvent]) -> tuple[Validation, ...]:
     """Losses of every evaluation by step; of a repeated evaluation the last."""
     by_step = {event.step: event.losses for event in events if isinstance(event, Evaluated)}
-    return [{"step": step, "losses": by_step[step]} for step in sorted(by_step)]
+    return tuple(Validation(step=step, losses=by_step[step]) for step in sorted(by_step))
 
 
 def _max(values: list[float | None]) -> float | None:
