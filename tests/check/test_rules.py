@@ -1,6 +1,7 @@
 """Every rule: what it refuses and what it proposes, what is just legal, and what is legal. The cases are in
 rule_cases, a module for each of megaboa.check."""
 
+import dataclasses
 import importlib
 
 import pytest
@@ -10,10 +11,13 @@ from rule_cases.case import FP8, MOE
 from rule_cases.graphs import RECOMPUTED_IN_A_GRAPH
 from rule_cases.pipeline import INTERLEAVED
 
+from megaboa import layout
+from megaboa.check import kind as kind_rules
 from megaboa.check import table
 from megaboa.check.facts import FIELDS
 from megaboa.check.rule import divisors, multiples, sentence
 from megaboa.config import keys
+from megaboa.model_kinds import KINDS
 
 SUBJECTS = (kind, ranks_and_batches, tensors, pipeline, experts, sharding, graphs, adapters, course, device)
 CASES = {name: case for subject in SUBJECTS for name, case in subject.CASES.items()}
@@ -25,12 +29,37 @@ ONLY_INSIDE = {"model.pipeline_dtype"}  # a fact that only Bridge's configuratio
 BY_NAME = {rule.__name__: rule for rule in table.RULES}
 
 
-def test_every_rule_has_a_case_and_a_sentence():
-    for rule in table.RULES:
-        assert len(sentence(rule)) > 40, rule.__name__
-    assert set(CASES) == set(BY_NAME)
-    for name, rule in BY_NAME.items():
-        assert name in importlib.import_module(f"rule_cases.{rule.__module__.rpartition('.')[2]}").CASES
+@pytest.mark.parametrize("rule", table.RULES, ids=lambda rule: rule.__name__)
+def test_every_rule_has_a_case_and_a_sentence(rule):
+    name, module = rule.__name__, rule.__module__.rpartition(".")[2]
+    assert len(sentence(rule)) > 40, f"check/{module}.py: {name}: its docstring's first sentence is what the docs list"
+    assert module in {subject.__name__.rpartition(".")[2] for subject in SUBJECTS}, (
+        f"add tests/check/rule_cases/{module}.py, with CASES, to SUBJECTS in test_rules.py"
+    )
+    cases = importlib.import_module(f"rule_cases.{module}").CASES
+    assert name in cases, f"add a case of {name} to tests/check/rule_cases/{module}.py, CASES"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_case_has_a_rule(name):
+    assert name in BY_NAME, f"{name}: rename or remove its case in tests/check/rule_cases: check/ has no such RULES"
+
+
+def test_a_kind_that_is_split_by_every_axis_takes_a_new_one(monkeypatch):
+    """Kinds listed the axes a second time, so every model refused a new one."""
+    wider = dataclasses.make_dataclass("Wider", [("xp", int, 2)], bases=(layout.Layout,), frozen=True)()
+    monkeypatch.setattr(kind_rules, "AXES", (*layout.AXES, layout.Axis("xp", "new", "new_parallel_size")))
+    rule = BY_NAME["kind_takes_the_layout"]
+    for name, refused in {"gpt": False, "hybrid": False, "bert": True}.items():
+        broken = rule(dataclasses.replace(facts(kind=name), layout=wider))
+        assert (broken is not None and broken.key == "parallel.xp") == refused
+    assert {axis for one in KINDS for axis in one.splits or ()} <= set(layout.NAMES)
+
+
+def test_experts_that_share_tp_by_default_are_not_set_to():
+    """`etp` isn't set, and is tp without expert parallelism."""
+    assert facts(tp=2).layout.size("etp") == 2
+    assert BY_NAME["kind_takes_the_layout"](facts(kind="t5", world_size=2, tp=2)) is None
 
 
 @pytest.mark.parametrize("name", CASES)

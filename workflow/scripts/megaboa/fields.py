@@ -91,7 +91,8 @@ _OTHER_MEANING = {
     "training.precision",
 }
 # The keys whose fields were never free to be set by `overrides`. Don't add to them: experiments may set the fields of
-# newer keys there, and such overrides stay in a run's identity, so that it doesn't train again.
+# newer keys there, and such overrides stay in a run's identity, so that it doesn't train again. So `parallel` isn't
+# derived from the table of axes.
 _OF_THE_START = {
     "data": "blend split blend_per_split.train blend_per_split.valid blend_per_split.test num_workers "
     "reset_position_ids reset_attention_mask eod_mask_loss",

@@ -96,6 +96,10 @@ class Layout:
         """The effective size of an axis."""
         if name == "etp":
             return self.expert_tp
+        return self.set_size(name)
+
+    def set_size(self, name: str) -> int:
+        """The size that an axis is set to; 1 if it isn't set."""
         return getattr(self, name) or 1
 
     @property

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import functools
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,7 +28,7 @@ class Kind:
     dataset: str  # what its dataset contains
     reads: str  # tokenizer or processor
     tokens: str = "tokens"  # key of a batch for the model's input
-    splits: tuple[str, ...] = ("tp", "cp", "pp", "vpp", "ep", "etp")  # axes that it can be split along, besides dp
+    splits: tuple[str, ...] | None = None  # axes that it can be split along, besides dp; None: all (layout.py)
     families: tuple[str, ...] = ()  # model types of Hugging Face configs
     recipes: str = "$^"  # pattern of the modules of Bridge's recipes
     predicted: bool = True  # whether memory and step time can be predicted
@@ -237,7 +237,7 @@ def in_file(recipe: str) -> tuple[Kind | None, str | None]:
     return kind, (f"{recipe}: {why}" if (why := refusal(kind)) else None)
 
 
-def markdown() -> str:
+def markdown(axes: Sequence[str]) -> str:
     """The table of docs/reference/kinds.md."""
     lines = ["| kind | model | trained | reads | split by, in addition to data | memory and time predicted |"]
     lines.append("|---|---|---|---|---|---|")
@@ -246,7 +246,8 @@ def markdown() -> str:
         trained_by = f"yes (`{kind.step}`)" if kind.step else refused
         if kind.package:
             trained_by += f", where `{kind.package}` is installed"
-        split = ", ".join(kind.splits) if kind.step else "not checked" if kind.name == OWN else "-"
+        along = ", ".join(axes if kind.splits is None else kind.splits)
+        split = along if kind.step else "not checked" if kind.name == OWN else "-"
         predicted = "yes" if kind.predicted else "no"
         cells = (kind.name, kind.text, trained_by, f"{kind.dataset}; {kind.reads}", split, predicted)
         lines.append(f"| {' | '.join(cells)} |")

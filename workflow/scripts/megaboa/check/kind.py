@@ -13,10 +13,10 @@ def kind_takes_the_layout(f: Facts) -> Broken | None:
     Qwen2.5-VL (its first stage sends what gloo refuses), BERT over those and pipeline stages: nothing else refuses the
     others, and they train something else or fail in the first step."""
     kind = BY_NAME[f.model.kind]
-    if kind.name == OWN:
+    if kind.name == OWN or kind.splits is None:
         return None
     for axis in AXES:
-        size = f.layout.size(axis.name) if axis.name != "etp" else f.layout.etp or 1
+        size = f.layout.set_size(axis.name)
         if size > 1 and axis.name not in kind.splits:
             takes = " and ".join(f"parallel.{name}" for name in kind.splits)
             return Broken(f"parallel.{axis.name}", f"{size}: {kind.text} is split by {takes} and data alone", (1,))
@@ -26,7 +26,7 @@ def kind_takes_the_layout(f: Facts) -> Broken | None:
 def kind_takes_the_sequences(f: Facts) -> Broken | None:
     """Sequence parallelism is of decoders: BERT's pooler and T5's two sequence lengths have not been tried with it."""
     kind = BY_NAME[f.model.kind]
-    if not f.layout.sp or "cp" in kind.splits or kind.name == OWN:
+    if not f.layout.sp or kind.splits is None or "cp" in kind.splits or kind.name == OWN:
         return None
     return Broken("parallel.sp", f"true for {kind.text}", ("false",))
 

@@ -27,7 +27,7 @@ def write_schema(words: list[str]) -> int:
     parser = commands.job(write_schema)
     parser.add_argument("--check", action="store_true", help=CHECK)
     check = parser.parse_args(words).check
-    from megaboa import model_kinds
+    from megaboa import layout, model_kinds
     from megaboa.check import table as rules
     from megaboa.config import describe
     from megaboa.image import pins
@@ -37,7 +37,7 @@ def write_schema(words: list[str]) -> int:
         ("config/README.md", "keys", describe.markdown()),
         ("containers/README.md", "versions", pins.markdown()),
         ("docs/reference/rules.md", "rules", rules.markdown()),
-        ("docs/reference/kinds.md", "kinds", model_kinds.markdown()),
+        ("docs/reference/kinds.md", "kinds", model_kinds.markdown(layout.NAMES)),
     ):
         texts[ROOT / name] = with_table((ROOT / name).read_text(encoding="utf-8"), subject, table)
     return _written(texts, check, "megaboa write-schema")

@@ -19,7 +19,7 @@ from megaboa.config.published import PublishedError, load_published
 from megaboa.config.yaml_file import dotted
 from megaboa.data.hub import is_id
 from megaboa.formats import some_of, text
-from megaboa.layout import Layout
+from megaboa.layout import AXES, Layout
 from megaboa.paths import ExperimentFolder, RunFolder
 from megaboa.plan import device, documents, tasks
 from megaboa.plan.choices import Choice, Place, Problems, TreePath, bad_names, choices_of, of_sweep, seeds, twins
@@ -329,7 +329,8 @@ def _draw(run: Run) -> dict[str, int] | None:
         return None
     if run.run.overrides.get("model.use_cpu_initialization"):  # whole matrices are drawn there, and then divided
         return None
-    return {"tp": sizes.tp, "pp": sizes.pp, "vpp": sizes.chunks, "ep": sizes.ep, "etp": sizes.expert_tp}
+    # vpp doesn't divide weights, but changes the order in which a rank draws them.
+    return {axis.name: sizes.size(axis.name) for axis in AXES if axis.weights or axis.name == "vpp"}
 
 
 def unkept_step(run: Run, wanted: int | str, folder: RunFolder) -> str | None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, create_model, model_validator
 
 from megaboa.config.models.section import Count, NonNegative, Positive, Section, Share, Whole, key
-from megaboa.layout import AXES
+from megaboa.layout import AXES, NAMES
 
 Precision = Literal[
     "fp32",
@@ -116,9 +116,10 @@ class Checkpoint(Section):
     )
     reshardable: bool | None = key(
         None,
-        "save so that another tp, pp, vpp, cp, ep or etp can take the optimizer's state, for which every rank gathers "
-        "that of its stage in the host's memory (dist_ckpt_optim_fully_reshardable); default: true where another run "
-        "of the experiment takes it so, else a recipe's own, else true up to 150M parameters per rank of tp x pp",
+        f"save so that another {', '.join(NAMES[:-1])} or {NAMES[-1]} can take the optimizer's state, for which every "
+        "rank gathers that of its stage in the host's memory (dist_ckpt_optim_fully_reshardable); default: true where "
+        "another run of the experiment takes it so, else a recipe's own, else true up to 150M parameters per rank of "
+        "tp x pp",
     )
     verify: bool = key(True, "record a checkpoint's checksums during training, and compare them before resuming")
     local: LocalCopies | None = key(None, "copies on the nodes, between checkpoints, to resume from")
