@@ -5,6 +5,7 @@ import re
 import shlex
 from pathlib import Path
 
+import grimp
 import pytest
 import yaml
 from snakemake.cli import get_argument_parser
@@ -112,6 +113,16 @@ def test_the_way_of_a_run_names_functions_that_there_are():
     for module, name in named:
         tree = ast.parse((ROOT / "workflow" / "scripts" / "megaboa" / module).read_text())
         assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}, module
+
+
+@pytest.mark.parametrize("table", ["layout", "metrics", "model_kinds", "causes"])
+def test_the_four_tables_name_the_packages_that_read_them(table):
+    page = (ROOT / "docs" / "explanation" / "architecture.md").read_text()
+    told = re.search(rf"^\| `{table}\.py` \|[^|]*\|([^|]*)\|", page, re.MULTILINE)[1]
+    graph = grimp.build_graph("megaboa", cache_dir=None)
+    readers = {name.split(".")[1] for name in graph.find_modules_that_directly_import(f"megaboa.{table}")}
+    packages = {name for name in readers if (Path(megaboa.__file__).parent / name).is_dir()}
+    assert set(told.strip().split(", ")) == packages, f"docs/explanation/architecture.md: who reads {table}.py"
 
 
 def test_shown_predictions_name_the_calibration_that_is_shipped():

@@ -1,5 +1,6 @@
 """megaboa.calls.beginning: what ends a call before anything is submitted, and SIGTERM."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -9,7 +10,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from megaboa.calls.beginning import from_the_future, require_cluster, require_gpus, require_grants
+from megaboa.calls.beginning import (
+    from_the_future,
+    require_cluster,
+    require_gpus,
+    require_grants,
+    require_rules_with_files,
+)
 from megaboa.config import load
 from megaboa.plan import device
 from megaboa.scheduler.answers import Excess
@@ -62,6 +69,34 @@ def test_a_run_that_no_node_suffices_for_keeps_no_other_from_being_trained(capsy
 class Job:
     def __init__(self, *paths):
         self.input = list(map(str, paths))
+
+
+@pytest.mark.parametrize(
+    ("forced", "said"),
+    [
+        ({"forcerun": {"metrics"}}, "metrics is forced.* nothing would be made again: call with --forcerun summarize$"),
+        ({"targets": {"metrics"}, "forcetargets": True}, "--forcerun summarize$"),
+        ({"forcerun": {"all"}}, "--forceall"),
+        ({"targets": {"metrics"}}, None),
+        ({"forcerun": {"summarize", "results/tiny/plan.tsv"}, "targets": {"metrics"}}, None),
+        ({"forcerun": {"deploy"}}, None),  # of a workflow around this one: it runs something
+    ],
+)
+def test_a_stage_that_is_forced_names_the_rules_that_make_its_files(forced, said):
+    """Snakemake makes nothing again then, and the call said PASS."""
+    rules = [
+        SimpleNamespace(name=name, output=output, norun=norun, snakefile=file)
+        for name, output, norun, file in (
+            ("all", [], True, "Snakefile"),
+            ("metrics", [], True, "metrics.smk"),
+            ("summarize", ["summary.json"], False, "metrics.smk"),
+            ("deploy", [], False, "theirs.smk"),
+        )
+    ]
+    settings = SimpleNamespace(**{"forcerun": set(), "targets": set(), "forcetargets": False, **forced})
+    workflow = SimpleNamespace(dag_settings=settings, rules=rules)
+    with pytest.raises(SystemExit, match=said) if said else contextlib.nullcontext():
+        require_rules_with_files(workflow)
 
 
 def test_files_of_the_future_are_named_before_snakemake_fails_what_is_made_from_them(tmp_path):

@@ -14,6 +14,9 @@ from megaboa.config.models.resources import Launch
 from megaboa.files import write_json, write_text
 from megaboa.scheduler.slurm import queries
 
+NOTHING = SimpleNamespace(forcerun=frozenset(), targets={"metrics"}, forcetargets=False)
+UNFORCED = {"dag_settings": NOTHING, "rules": []}
+
 
 def judged(results, *failed, state="PASS", **more):
     """What `megaboa report` has written."""
@@ -98,7 +101,7 @@ def test_the_verdict_is_that_of_a_report_that_was_asked_for(tmp_path, asked, fin
     dag = SimpleNamespace(jobs=[job], finished=lambda job: finished, needrun=lambda job: needed)
     dag.needrun_jobs = lambda exclude_finished: [job, job]
     settings = SimpleNamespace(printshellcmds=False, verbose=False, debug_dag=False)
-    workflow = SimpleNamespace(dryrun=look, touch=False, dag=dag, output_settings=settings)
+    workflow = SimpleNamespace(dryrun=look, touch=False, dag=dag, output_settings=settings, **UNFORCED)
     workflow.execute = lambda **options: calls.append(options)
     execute = concluding(workflow, tmp_path, "report")
     if ends:
@@ -112,7 +115,7 @@ def test_the_verdict_is_that_of_a_report_that_was_asked_for(tmp_path, asked, fin
 
 def test_a_modules_hooks_go_before_those_of_the_workflow_around_it(tmp_path):
     calls = []
-    workflow = SimpleNamespace(dryrun=False, touch=False, dag=SimpleNamespace(jobs=[]))
+    workflow = SimpleNamespace(dryrun=False, touch=False, dag=SimpleNamespace(jobs=[]), **UNFORCED)
     workflow.execute = lambda: workflow._onstart("the log")
     workflow._onstart = workflow._onerror = calls.append
     concluding(workflow, tmp_path, "report", lambda: calls.append("module"), lambda: calls.append("failed"))()

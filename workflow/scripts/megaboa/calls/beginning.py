@@ -68,6 +68,18 @@ def in_a_thread(handler: Callable[[Any], None]) -> Callable[..., None]:
     return handle
 
 
+def require_rules_with_files(workflow: Any) -> None:
+    """Exit if -R or -f names a stage: it has no files of its own, so Snakemake would make nothing again."""
+    settings, rules = workflow.dag_settings, {rule.name: rule for rule in workflow.rules}
+    for name in sorted({*settings.forcerun, *(settings.targets if settings.forcetargets else ())} & rules.keys()):
+        stage = rules[name]
+        if stage.output or not stage.norun:
+            continue
+        made = [rule.name for rule in workflow.rules if rule.output and rule.snakefile == stage.snakefile]
+        instead = f"--forcerun {' or '.join(made)}" if made else "--forceall"
+        sys.exit(f"{name} is forced, and has no files of its own, so nothing would be made again: call with {instead}")
+
+
 def begin(
     asked: JobResources,
     loaded: LoadedExperiment,

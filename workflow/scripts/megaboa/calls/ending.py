@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from megaboa.calls import lock, say
+from megaboa.calls import beginning, lock, say
 from megaboa.calls.dry_run import shows_jobs, try_each_rule
 from megaboa.doctor import failed_stages
 from megaboa.observe import status
@@ -43,6 +43,7 @@ def concluding(
 
     @functools.wraps(execute)
     def executed(*arguments: Any, **options: Any) -> None:
+        beginning.require_rules_with_files(workflow)
         for name, hook in (("_onstart", onstart), ("_onerror", onerror)):
             if hook:
                 setattr(workflow, name, _both(hook, getattr(workflow, name)))
