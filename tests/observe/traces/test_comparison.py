@@ -98,6 +98,18 @@ def test_the_script_takes_what_was_asked_for_from_the_manifests(tmp_path):
     assert document["captures"][0]["part"] == "the whole model"
 
 
+@pytest.mark.parametrize(("device", "said"), [("cpu", "cpu"), ("cuda", "gpu")])
+def test_captures_that_only_their_own_viewer_reads_are_of_the_runs_device(tmp_path, device, said):
+    write_json(tmp_path / "trace.json", {"run": "a", "path": "captures", "tool": "cprofile", "traces": ["rank-0.x"]})
+    training = {"train_iters": 5, "micro_batch_size": 1, "global_batch_size": 4}
+    write_json(tmp_path / "run.json", {"world_size": 1, "training": training, "device": device})
+    out = tmp_path / "analysis.json"
+    call("--trace", tmp_path / "trace.json", "--out", out)
+    assert read_json(out)["device"] == said
+    call(tmp_path / "captures", "--out", out)
+    assert read_json(out)["device"] is None, "nobody knows"
+
+
 def test_captures_that_say_nothing_are_no_failure(tmp_path):
     (tmp_path / "rank-0.sqlite").write_bytes(b"SQLite format 3\0 and no more")
     assert "only the first bytes" in call(

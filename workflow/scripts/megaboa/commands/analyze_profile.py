@@ -62,6 +62,7 @@ def wanted(arguments: argparse.Namespace) -> tuple[list[Path], Expected]:
         step_log=Path(trace.step_log) if trace and trace.step_log else None,
         train_iters=training.get("train_iters"),
         layout=layout,
+        device=("gpu" if run.device == "cuda" else "cpu") if run else None,
         microbatches=layout and layout.microbatches(training["global_batch_size"], training["micro_batch_size"]),
         kept=kept(trace) if trace else "",
     )

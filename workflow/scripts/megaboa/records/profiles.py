@@ -324,7 +324,7 @@ class Analysis(Record):
     VERSION_KEY = "form"
 
     captures: tuple[CaptureFile, ...] = ()
-    device: Literal["cpu", "gpu"] = "gpu"
+    device: Literal["cpu", "gpu"] | None = None  # None: nobody knows
     budget: tuple[StepBudget, ...] = ()
     ranks: tuple[RankSteps, ...] = ()
     details: dict[str, RankDetails] = field(default_factory=dict)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -66,6 +67,7 @@ class Expected:
     step_log: Path | None = None  # the step log of the profile's own short run
     layout: Layout | None = None
     microbatches: int | None = None  # per step, on every rank
+    device: Literal["cpu", "gpu"] | None = None  # the run's, if no capture says it
     kept: str = ""  # message about captures that only another tool's viewer can read
 
 
@@ -103,7 +105,7 @@ def analyse(paths: list[Path], expected: Expected | None = None) -> Analysis:
     findings += about_likeness(analysed, expected.layout)
     found = Analysis(
         captures=tuple(_about(capture, expected) for capture in captures),
-        device="cpu" if any(capture.device == "cpu" for capture in captures) else "gpu",
+        device=_device(captures) or expected.device,
         budget=tuple(row for one in analysed for row in budget_rows(one)),
         ranks=tuple(rank_row(one, expected) for one in analysed),
         details={str(one.capture.rank): details(one) for one in analysed},
@@ -119,6 +121,12 @@ def analyse(paths: list[Path], expected: Expected | None = None) -> Analysis:
     )
     found = replace(found, opportunities=tuple(opportunities(found)))
     return replace(found, summary=tuple(summary(found)))
+
+
+def _device(captures: list[Capture]) -> Literal["cpu", "gpu"] | None:
+    if any(capture.device == "cpu" for capture in captures):
+        return "cpu"
+    return "gpu" if captures else None
 
 
 def about_expected(captures: list[Capture], expected: Expected) -> list[Finding]:
