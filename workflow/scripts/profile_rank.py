@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from megaboa.launch.nsys import NoProfiler, become, rank_command
+from megaboa.launch.nsys import NoNsys, become, rank_command
 
 
 def main() -> None:
@@ -18,7 +18,7 @@ def main() -> None:
     ranks = [int(rank) for rank in arguments.ranks.split(",")]
     try:
         command = rank_command(arguments.command, ranks, arguments.out, arguments.nsys, arguments.network)
-    except NoProfiler as problem:
+    except NoNsys as problem:
         sys.exit(str(problem))
     become(command)
 

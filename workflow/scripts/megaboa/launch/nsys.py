@@ -18,8 +18,8 @@ from megaboa.scheduler import rank_of
 PLUGINS = {"efa": "efa_metrics"}  # nsys plugins, by the network whose adapters they sample
 
 
-class NoProfiler(Exception):
-    """The requested profiler isn't installed."""
+class NoNsys(Exception):
+    """A rank is to run under nsys, which isn't installed."""
 
 
 def has_nsys(tool: str) -> bool | None:
@@ -73,7 +73,7 @@ def rank_command(
         return list(command)
     program = shutil.which("nsys")
     if program is None:
-        raise NoProfiler(
+        raise NoNsys(
             f"profile.tool is nsys, and rank {rank} on {socket.gethostname()} finds no nsys on its PATH: "
             f"install Nsight Systems in the image, or set profile.tool to pytorch"
         )

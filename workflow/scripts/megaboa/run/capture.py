@@ -20,7 +20,7 @@ from megaboa.scheduler.protocol import Place
 from megaboa.scheduler.ranks import FORKED, Ended
 from megaboa.store_paths import AttemptFolder, RunStore
 
-WRAPPER = Path(__file__).parents[2] / "profile_rank.py"
+NSYS_SCRIPT = Path(__file__).parents[2] / "profile_rank.py"
 
 
 def capture(folder: RunFolder) -> Trace:
@@ -59,7 +59,7 @@ def _profile(folder: RunFolder, site: Place, identity: Identity, target: Attempt
         files.make_folder(traces)
         nsys = nsys_arguments(folder.profile.domains, folder.profile.arguments)
         out = traces / f"{folder.experiment}.{folder.name}"
-        command = wrapped(command, WRAPPER, folder.profile.ranks, out, nsys, folder.launch.start.network)
+        command = wrapped(command, NSYS_SCRIPT, folder.profile.ranks, out, nsys, folder.launch.start.network)
     ended = _run(site, command, folder, target)
     missing = [rank for rank in folder.profile.ranks if not list(traces.glob(f"*rank-{rank}.*"))]
     if not ended.ok or missing:
