@@ -65,8 +65,9 @@ def count(root: Path) -> dict[str, int]:
             if target is None or target.room == module.room:
                 continue
             rooms[module.room].add(target.room)
-            # a module that is imported as a whole counts as used completely
-            used = target.loose if target.name == f"{source}.{name}" else target.loose & {name}
+            # a module that is imported as a whole counts as used completely, but for its private functions
+            public = {one for one in target.loose if not one.startswith("_")}
+            used = public if target.name == f"{source}.{name}" else target.loose & {name}
             crossing |= {(target.name, one) for one in used}
     scripts = list((root / LIBRARY).parent.glob("*.py"))
     return {
