@@ -8,12 +8,14 @@ from pathlib import Path
 import grimp
 import pytest
 import yaml
+from fake_runs import FakeExperiment
 from snakemake.cli import get_argument_parser
 
 import megaboa
 from megaboa import causes
 from megaboa.check import calibration
 from megaboa.doctor.troubles import ADVICE
+from megaboa.records import ReportSpec, write
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("docs", "docs/how-to", "docs/reference", "docs/explanation", "config", "recipes")
@@ -123,6 +125,20 @@ def test_the_four_tables_name_the_packages_that_read_them(table):
     readers = {name.split(".")[1] for name in graph.find_modules_that_directly_import(f"megaboa.{table}")}
     packages = {name for name in readers if (Path(megaboa.__file__).parent / name).is_dir()}
     assert set(told.strip().split(", ")) == packages, f"docs/explanation/architecture.md: who reads {table}.py"
+
+
+def test_the_notebook_of_the_docs_reads_results(tmp_path, monkeypatch, capsys):
+    code = re.search(r"```python\n(.*?)```", (ROOT / "docs" / "reference" / "files.md").read_text(), re.DOTALL)[1]
+    experiment = FakeExperiment(tmp_path)
+    experiment.completed_run("a", steps=20)
+    experiment.measure("a")
+    asked = ReportSpec(title=None, agreements=(), proofs=(), values={"a": {"optimizer.lr": 0.1}})
+    write(experiment.results / "specs" / "report.json", asked)
+    monkeypatch.chdir(tmp_path)
+    frames = {}
+    exec(code, frames)
+    assert capsys.readouterr().out.startswith("PASS ")
+    assert frames["frames"].runs["optimizer.lr"].tolist() == [0.1] and len(frames["frames"].steps) == 20
 
 
 def test_shown_predictions_name_the_calibration_that_is_shipped():

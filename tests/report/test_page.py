@@ -106,7 +106,9 @@ def test_the_table_of_runs_has_the_swept_values(experiment, tmp_path, svg_alone)
     assert "<p>Left out of the sweep: wild, lr0.1.</p>" in html
     table = rows(html)
     assert table[0].startswith("run|state|model|layout|seed|tp|o_ &lt;_ e|two|dp|")
-    assert table[1].startswith("dp1|PASS|dense|–|0|1|||1|") and table[2].startswith("tp2|PASS|dense|tp2 sp|1|2|1|2|1|")
+    assert table[1].startswith("dp1|PASS|dense|dp only|0|1|||1|") and table[2].startswith(
+        "tp2|PASS|dense|tp2 sp|1|2|1|2|1|"
+    )
     assert "The runs also differ in three: see the table as TSV." in html
 
 

@@ -118,6 +118,25 @@ def test_blends_are_named_as_in_the_plan_and_the_task_stands_first():
     assert as_tsv(table).splitlines()[1:] == ["lora\tprose\t4\t0.2", "pretrain\tcode\t\t0.1"]
 
 
+@pytest.mark.parametrize(
+    ("sizes", "said"),
+    [
+        ({"tp": "1", "vpp": "-"}, "dp only"),
+        ({"tp": "2", "pp": "1", "sp": "true"}, "tp2 sp"),
+        ({"tp": "recipe", "pp": "recipe"}, "recipe"),  # which has not been read
+        ({"tp": "recipe", "pp": "2"}, "pp2"),
+    ],
+)
+def test_tables_and_figures_have_one_word_for_a_layout(sizes, said, tmp_path):
+    """A run without model parallelism was `dp only` in figures, and blank in tables."""
+    run = result("a")
+    run.plan.update(sizes)
+    frames = Frames([run])
+    save_tables([run], frames, [], [], [], [], [], pd.DataFrame(), tmp_path)
+    written = pd.read_csv(tmp_path / "tables" / "runs.tsv", sep="\t")
+    assert written["layout"].tolist() == frames.runs["layout"].tolist() == [said]
+
+
 def test_tables_to_be_read_have_four_swept_keys_and_tsv_all(tmp_path):
     frames = Frames([], SWEPT, unset=UNSET)
     save_tables(RUNS, frames, [], [], [], [], [], pd.DataFrame(), tmp_path)

@@ -187,7 +187,7 @@ class Frames:
     def _row(self, run: RunResult) -> dict[str, Any]:
         values = dict(self._values.get(run.name, {}))
         plan = {name: value for name, value in run.plan.items() if name not in ("tokens", "state", "why")}
-        row: dict[str, Any] = {**plan, "run": run.name, "layout": run.layout or "dp only"}
+        row: dict[str, Any] = {**plan, "run": run.name, "layout": run.layout}
         row |= {**self._unset.get(run.name, {}), **values}
         row["setting"] = self.setting(run)
         documents = {**run.documents, "preflight": {"tensors_gib": self._predicted.get(run.name)}}

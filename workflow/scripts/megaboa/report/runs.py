@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 
 from megaboa.blends import MAIN
-from megaboa.layout import words
+from megaboa.layout import NAMES, words
 from megaboa.metrics import EVALUATION
 from megaboa.observe.numbers import WARMUP_STEPS
 from megaboa.observe.steps import VALIDATION_SET
@@ -39,6 +39,7 @@ from megaboa.records import (
 
 # Best first; states are counted and shown in this order.
 STATES = ("PASS", "FAIL", "INVALID", "NOT_RUN")
+DP_ONLY = "dp only"  # the layout of a run without model parallelism
 LEFT_OUT = "left out"  # the state under which runs left out of the plan are counted
 
 
@@ -121,9 +122,10 @@ class RunResult:
 
     @property
     def layout(self) -> str:
-        """The parallel axes and their sizes: `tp2 sp`; empty for data parallelism only."""
+        """The parallel axes and their sizes, such as `tp2 sp`; `recipe` if only the recipe knows them."""
         sizes = {name: text for name, text in self.plan.items() if text not in ("1", "-", RECIPE)}
-        return " ".join([*words(sizes), *(["sp"] if self.plan["sp"] == "true" else [])])
+        known = " ".join([*words(sizes), *(["sp"] if self.plan["sp"] == "true" else [])])
+        return known or (RECIPE if RECIPE in map(self.plan.get, NAMES) else DP_ONLY)
 
 
 def _by_set(losses: Tree, texts: dict[str, str], path: str) -> dict[str, float]:
