@@ -90,4 +90,6 @@ OTHER_ERRORS = [
     ("pipeline_layout_holds_the_model", {"stages": STAGES[::-1], "pp": 3, "layers": 4}),
     ("pipeline_layout_holds_the_model", {"stages": STAGES, "pp": 3, "layers": 4, "mtp_layers": 1}),
     ("interleaved_stages_have_micro_batches", {**INTERLEAVED, "gbs": 8, "group": 6}),
+    ("interleaved_stages_have_micro_batches", {**INTERLEAVED, "gbs": 8, "group": 1}),
+    ("interleaved_stages_have_micro_batches", {**INTERLEAVED, "group": 3}),
 ]

@@ -123,12 +123,16 @@ def deepseek_v3_has_a_layout(f: Facts) -> Broken | None:
 
 
 def interleaved_stages_have_micro_batches(f: Facts) -> Broken | None:
-    """Interleaved stages take groups of micro-batches, of pp unless told otherwise: a step has at least one group, and
-    the remainder is 0 or at least pp; schedules.py refuses anything else in the first step.
+    """Interleaved stages take groups of micro-batches, of pp unless told otherwise: a group has at least pp, a step has
+    at least one group, and the remainder is 0 or at least pp; schedules.py refuses anything else in the first step.
     """
     count, pp = f.microbatches, f.layout.pp
-    group = f.layout.group or pp
-    if count is None or f.layout.chunks == 1 or pp == 1 or (count >= group and not 0 < count % group < pp):
+    group = pp if f.layout.group is None else f.layout.group
+    if f.layout.chunks == 1 or pp == 1:
+        return None
+    if group < pp:
+        return Broken("model.microbatch_group_size_per_vp_stage", f"{group} is less than parallel.pp: {pp}", (pp,))
+    if count is None or (count >= group and not 0 < count % group < pp):
         return None
     unit = (f.layout.dp or 1) * (f.training.mbs or 1)
     legal = tuple(n * unit for n in multiples(count, group))
