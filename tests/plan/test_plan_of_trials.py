@@ -6,6 +6,7 @@ from dataclasses import asdict
 import pytest
 import yaml
 
+from megaboa.check import overview
 from megaboa.config import ConfigError, keys, load
 from megaboa.plan import make_plan, proof, specifications, trials
 from megaboa.plan.quantities import overlay
@@ -124,6 +125,14 @@ def test_only_so_many_of_each_layout_where_nothing_predicts_times(tuning_of):
     assert "nothing predicts" in said[1]
     layouts = [(run.facts.layout.tp, run.facts.layout.pp, run.facts.layout.cp) for run in plan.runs]
     assert len(set(layouts)) == 4
+
+
+def test_memory_on_processors_is_that_of_the_overview(tuning_of):
+    """Where no CUDA and no NCCL take three GiB."""
+    plan, _ = tuning_of(f"{TWO}tune: {{settings: 5}}\n")
+    for setting in specifications.tune(Shared(plan)).settings:
+        row = overview.row(setting.name, RunCheck(), plan[setting.name].facts, None)
+        assert round(setting.gib, 2) == row["memory_gib"] == row["tensors_gib"]
 
 
 def test_trials_without_predictions_have_none(plan_of):

@@ -52,6 +52,12 @@ def capacity(gpu: str) -> float:
     return found * GIB * USABLE
 
 
+def taken(f: Facts, need: memory.Breakdown) -> float:
+    """Bytes that a process takes on its device. Processors need no CUDA, no NCCL, and no allocator that reserves
+    more."""
+    return need.total if f.cluster.device == "cuda" else need.tensors
+
+
 def stated_error(f: Facts) -> float:
     """Possible excess over the prediction: least for models like those that the numbers come from, without rotary
     positions; most if tokens may be spread unevenly over experts, or PyTorch's FSDP gathers."""

@@ -49,8 +49,7 @@ def row(name: str, result: RunCheck, facts: Facts | None, costs: Costs | None) -
         sizes = {f"{part}_gib": round(size, 2) for part, size in need.gib().items()}
         found |= {part: gib for part, gib in sizes.items() if part in COLUMNS}
         found |= {
-            # On processors there is neither CUDA nor NCCL, nor an allocator that reserves more.
-            "memory_gib": round((need.total if facts.cluster.device == "cuda" else need.tensors) / GIB, 2),
+            "memory_gib": round(fit.taken(facts, need) / GIB, 2),
             "stage": need.stage,
             "memory_error": fit.stated_error(facts),
         }

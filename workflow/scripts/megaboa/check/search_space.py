@@ -39,7 +39,7 @@ def predicted(f: Facts) -> tuple[float | None, float | None]:
         return None, None
     known = calibration.of(f.cluster.gpu if f.cluster.device == "cuda" else "cpu")
     seconds = speed.of_step(f, known).seconds if known and speed.is_known(f, known) else None
-    return seconds, memory.peak(f).total / GIB if memory.is_known(f) else None
+    return seconds, fit.taken(f, memory.peak(f)) / GIB if memory.is_known(f) else None
 
 
 def _legal(f: Facts) -> Iterator[Facts]:
