@@ -426,6 +426,16 @@ def test_three_hundred_runs_stay_readable(tmp_path):
     assert len(table) == len(axes.patches) == 40
 
 
+@pytest.mark.parametrize("highest", [0.004, 0.03, 0.4, 1.0])
+def test_ticks_of_shares_have_different_labels(highest):
+    _, axes = plt.subplots()
+    axes.plot([0, 1], [0, highest])
+    axes.yaxis.set_major_formatter(style.formatter("mfu"))
+    axes.figure.canvas.draw()
+    labels = [label.get_text() for label in axes.get_yticklabels()]
+    assert len(set(labels)) == len(labels) > 3 and max(map(len, labels)) < 7, labels
+
+
 @pytest.mark.parametrize("log", [["y"], ["x", "y"]])
 def test_logarithmic_axes_name_their_ticks_in_plain_text(frames, log):
     for y in ("loss", "step_seconds"):

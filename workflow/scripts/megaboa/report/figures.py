@@ -25,7 +25,7 @@ from megaboa.report.corpora import CorpusCard
 from megaboa.report.frames import SEED, Frames
 from megaboa.report.kinds import MOST_BARS, MOST_POINTS, crowd
 from megaboa.report.runs import RunResult
-from megaboa.report.style import INK, MOST_ENTRIES, MOST_PLAIN, PALETTE, POWERS_OF_TEN, WIDTH, Shades, legend
+from megaboa.report.style import INK, MOST_ENTRIES, MOST_PLAIN, PALETTE, PERCENT, POWERS_OF_TEN, WIDTH, Shades, legend
 
 Drawn = tuple[Drawing, pd.DataFrame]
 # In the order of a run. Time in the queue, or without a request for the run, is left out because it holds no machine.
@@ -174,7 +174,7 @@ def lengths_figure(corpora: Sequence[CorpusCard]) -> Drawn | None:
     axes.set_xticks(range(first, last + 2))
     axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
     axes.xaxis.set_major_formatter(lambda power, _: tokens_text(2 ** int(power)))
-    axes.yaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
+    axes.yaxis.set_major_formatter(PERCENT)
     axes.set_ylim(bottom=0)
     axes.set_xlabel("tokens per document")
     axes.set_ylabel("share of documents")
@@ -278,7 +278,7 @@ def goodput_figure(runs: list[RunResult]) -> Drawn | None:
     axes.set_ylim(len(runs) - 0.4, -0.6)
     axes.set_xlim(0, 1.1)
     axes.set_xticks([0, 0.25, 0.5, 0.75, 1.0])
-    axes.xaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
+    axes.xaxis.set_major_formatter(PERCENT)
     axes.grid(axis="y", visible=False)
     axes.spines["bottom"].set_visible(False)
     axes.tick_params(axis="x", length=0)

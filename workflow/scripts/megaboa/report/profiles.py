@@ -21,7 +21,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from megaboa.paths import ExperimentFolder
 from megaboa.records import Analysis, plain, read_if_there
 from megaboa.report import style
-from megaboa.report.style import GRID, INK, PALETTE, WIDTH, LogText, Shown, below
+from megaboa.report.style import GRID, INK, PALETTE, PERCENT, WIDTH, LogText, Shown, below
 
 MOST_PROFILES = 6  # number of runs whose figures are drawn
 PREFIX = "profile_"
@@ -180,7 +180,7 @@ def exposed_figure(document: Analysis) -> Figure | None:
             table, x="step", y="share", estimator="median", errorbar=("pi", 100), color=PALETTE[1], ax=axes
         )
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{share:.0%}"))
+    axes.yaxis.set_major_formatter(PERCENT)
     axes.set_ylim(0, max(0.01, 1.12 * float(table["share"].max())))
     axes.set_xlabel("step")
     axes.set_ylabel("exposed communication")

@@ -313,8 +313,11 @@ def finish(axes: Axes, spec: Figure, alone: bool = True) -> None:
 
 def formatter(name: str | None) -> FuncFormatter:
     if name is not None and named(name).unit == SHARE:
-        return FuncFormatter(lambda value, _: f"{value:.0%}")
+        return PERCENT
     return FuncFormatter(lambda value, _: short(value))
+
+
+PERCENT = FuncFormatter(lambda share, _: f"{100 * share:.4g}%")  # `40%`, and `0.5%` where ticks are close
 
 
 class LogText(LogFormatter):
