@@ -33,3 +33,8 @@ def test_bridges_comm_overlap_decides_over_ddp_where_the_optimizer_is_distribute
 )
 def test_bridges_comm_overlap_decides_over_the_models_own_field(overrides, overlaps):
     assert with_overrides(Facts(), overrides).kernels.expert_overlap is overlaps
+
+
+def test_layers_may_exchange_with_other_context_ranks_in_different_ways():
+    for given, known in ((["p2p", "a2a"], ("p2p", "a2a")), ("a2a", "a2a"), (None, None)):
+        assert with_overrides(Facts(), {"model.cp_comm_type": given}).layout.cp_comm == known

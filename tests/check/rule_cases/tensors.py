@@ -112,6 +112,14 @@ CASES = {
         {"tp": 1},
         "warning",
     ),
+    "context_ranks_exchange_in_a_known_way": Case(
+        {"heads": 40, "tp": 2, "cp": 8, "cp_comm": "a2a"},
+        "model.cp_comm_type",
+        "a2a can't divide a tensor rank's 20 attention heads over parallel.cp: 8",
+        ("p2p", "all_gather"),
+        {"heads": 40, "tp": 2, "cp": 4, "cp_comm": "a2a"},
+        {"heads": 40, "tp": 2, "cp": 8, "cp_comm": ("p2p", "a2a+p2p")},
+    ),
     "masks_of_documents_have_no_context_parallelism": Case(
         {"document_mask": True, "cp": 2, "world_size": 2},
         "data.reset_attention_mask",
@@ -127,6 +135,10 @@ OTHER_WARNINGS = {  # rules that refuse some and warn of others
 }
 
 OTHER_ERRORS = [
+    ("context_ranks_exchange_in_a_known_way", {"cp": 2, "cp_comm": "foo"}),
+    ("context_ranks_exchange_in_a_known_way", {"cp": 2, "cp_comm": ("a2a", "foo")}),
+    ("context_ranks_exchange_in_a_known_way", {"heads": 32, "kv_groups": 4, "cp": 8, "cp_comm": ("p2p", "a2a")}),
+    ("context_ranks_exchange_in_a_known_way", {"heads": 32, "kv_groups": 4, "tp": 8, "cp": 4, "cp_comm": "a2a"}),
     ("low_precision_is_aligned", {"precision": "bf16_with_mxfp8_mixed", "seq_length": 1000, "mbs": 1}),
     ("rotary_positions_turn_pairs", {"latent": True, "head_dim": 16, "qk_position_dim": 7, "rotary": 1.0}),
 ]

@@ -70,7 +70,7 @@ class Layout:
     vpp: int | None = None
     group: int | None = None  # micro-batches per group of the interleaved schedule; None: pp
     cp: int = 1
-    cp_comm: str | None = None  # cp_comm_type, if all layers have the same one
+    cp_comm: str | tuple[str, ...] | None = None  # cp_comm_type: of all layers, or of each
     ep: int = 1
     etp: int | None = None
     sp: bool = False

@@ -490,7 +490,7 @@ def _plain(name: str, value: Any, facts: Facts) -> Any:
         case "graphs":
             return value or "none"
         case "cp_comm":
-            return value if isinstance(value, str) else None
+            return tuple(value) if isinstance(value, list | tuple) else value
         case "attention":
             return getattr(value, "name", value) or "auto"
         case _:

@@ -18,6 +18,7 @@ ALIGNMENT = {
     "bf16_with_nvfp4_mixed": 32,
 }
 
+EXCHANGES = ("p2p", "all_gather", "a2a", "a2a+p2p")  # of context ranks: cp_comm_type
 
 # Families of which transformers refuses a config whose heads don't divide the hidden size, even with a head_dim.
 OF_WHOLE_HEADS = frozenset(("deepseek_v2", "gemma2", "gemma3_text", "llama"))
@@ -135,6 +136,28 @@ def rotary_positions_turn_pairs(f: Facts) -> Broken | None:
     return Broken(f"model.{field}", text, multiples(head, 2))
 
 
+def context_ranks_exchange_in_a_known_way(f: Facts) -> Broken | None:
+    """Context ranks exchange by p2p, all_gather, a2a or a2a+p2p, and a2a divides the attention heads that tensor
+    parallelism leaves, and the key-value heads, over them; Transformer Engine's context_parallel.py asserts both in the
+    first step, on the GPU only."""
+    layout, key = f.layout, "model.cp_comm_type"
+    if layout.cp == 1 or layout.cp_comm is None or f.cluster.device != "cuda":
+        return None
+    asked = {layout.cp_comm} if isinstance(layout.cp_comm, str) else set(layout.cp_comm)
+    if unknown := sorted(asked - set(EXCHANGES)):
+        return Broken(key, f"there is no {', '.join(unknown)}", EXCHANGES)
+    heads = f.model.heads
+    if "a2a" not in asked or heads is None or heads % layout.tp:
+        return None
+    groups = heads if f.model.latent else f.model.kv_groups or heads
+    left = {"attention heads": heads // layout.tp, "key-value heads": max(groups // layout.tp, 1)}
+    for what, count in left.items():
+        if count % layout.cp:
+            text = f"a2a can't divide a tensor rank's {count} {what} over parallel.cp: {layout.cp}"
+            return Broken(key, text, ("p2p", "all_gather"))
+    return None
+
+
 def masks_of_documents_have_no_context_parallelism(f: Facts) -> Broken | None:
     """No attention kernel takes a mask that blocks attention between documents together with context parallelism."""
     if not f.training.document_mask or f.layout.cp == 1:
@@ -217,6 +240,7 @@ RULES = (
     sequence_divides_over_tensor_ranks,
     sequence_fits_the_positions,
     rotary_positions_turn_pairs,
+    context_ranks_exchange_in_a_known_way,
     masks_of_documents_have_no_context_parallelism,
     low_precision_is_aligned,
     one_kind_of_half_precision,
