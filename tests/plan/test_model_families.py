@@ -51,7 +51,7 @@ for model_type, name, more in ((*one, more) for one in families.items() for more
     made[model_type + " with more" * more] = {
         "config": json.loads(config.to_json_string(use_diff=False)),
         "facts": dataclasses.asdict(config_facts._completed(facts).model),
-        "fused": model.bias_activation_fusion,
+        "kernels": dataclasses.asdict(facts.kernels),
         "activation": model.activation_func.__name__,
     }
 print("\\n" + json.dumps({"families": list(families), "made": made}))
@@ -64,6 +64,9 @@ GPT2 = MODEL.format("config: {model_type: gpt2, n_embd: 32}")
 NOT_KNOWN = {"gemma3", "gemma4", "qwen3_5", "qwen3_5_moe", "nemotron_h"}
 # Facts that no prediction of a dense model, of latent attention, or of a model without dense layers needs.
 DENSE_ONLY, LATENT_ONLY = {"topk"}, {"qk_norm", "head_dim"}
+# Kernels that converters choose.
+CHOSEN = {"fused_activation", "fused_loss", "loss_kernel", "flex_backend"}
+OF_EXPERTS = {"grouped_gemm", "dispatcher", "router_dtype", "shared_expert_overlap"}
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +100,10 @@ def test_the_list_is_that_of_the_installed_bridge(found):
     assert families.CONVERTIBLE - set(made) == {"deepseek_v4", "glm_moe_dsa", "hy_v3"}
     assert version("megatron-bridge") == families.BRIDGE
     for family, one in made.items():
-        assert (family in families.FUSED_ACTIVATION) == one["fused"], family
+        model = run_facts._model(one["config"], None, False)
+        planned = dataclasses.asdict(run_facts._of_converter(model, "cuda"))
+        chosen = CHOSEN | (OF_EXPERTS if model.is_sparse else set())
+        assert {name: planned[name] for name in chosen} == {name: one["kernels"][name] for name in chosen}, family
         assert family not in fit.UNFUSED or one["activation"] == "silu", family
 
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from megaboa.check import refusals
+from megaboa.check import fit, refusals, table
 from megaboa.check.facts import FIELDS, OVERWRITTEN
 from megaboa.config import ConfigError
 from megaboa.plan import specifications
@@ -223,6 +223,37 @@ def test_kernels_are_those_that_bridges_converter_chooses(plan_of, family, fused
     config = plan_of(**{"models.dense.config.model_type": family, "training.train_iters": 10}).runs[0].config
     assert alone(config, None).kernels.fused_activation is fused  # as `advise` sees it
     assert facts(config, config.models["dense"].config).kernels.fused_activation is fused
+
+
+EXPERTS = "models: {dense: {config: {model_type: qwen3_moe, num_experts: 8, num_experts_per_tok: 2}}}\n"
+RECOMPUTED = "overrides: {model.recompute_granularity: selective, model.recompute_modules: [moe_act]}\n"
+
+
+def test_products_of_experts_are_grouped_as_bridges_converters_do_it(plan_of):
+    given = {"training.train_iters": 10}
+    on_gpus = {**given, "device": "cuda"}
+    assert not plan_of(**on_gpus).runs[0].facts.kernels.grouped_gemm
+    assert plan_of(EXPERTS + RECOMPUTED, **on_gpus).runs[0].facts.kernels.grouped_gemm
+    for apart in ({**given, "device": "cpu"}, {**on_gpus, "overrides": {"model.moe_grouped_gemm": False}}):
+        with pytest.raises(ConfigError, match="moe_act without model"):
+            plan_of(EXPERTS + RECOMPUTED, **apart)
+
+
+@pytest.mark.parametrize(
+    ("family", "more", "parts"),
+    [
+        ("qwen3_moe", "num_experts: 8", ("layernorm", "moe_act")),
+        ("ernie4_5_moe", "moe_num_experts: 8, moe_num_shared_experts: 2", ("layernorm", "moe_act", "shared_experts")),
+        ("glm4_moe", "n_routed_experts: 8, n_shared_experts: 1", ("layernorm", "moe_act")),  # which it overlaps
+    ],
+)
+def test_selective_recomputation_that_is_proposed_is_legal(plan_of, family, more, parts):
+    """Of experts whose products Bridge's converters group."""
+    given = {"training.train_iters": 10, "device": "cuda", "resources.gpu": "h100-80g"}
+    sizes = f"{more}, moe_intermediate_size: 16, num_experts_per_tok: 2"
+    [run] = plan_of(f"models: {{dense: {{config: {{model_type: {family}, {sizes}}}}}}}\n", **given).runs
+    [proposed] = [change for change in fit.changes(run.facts) if change.facts.kernels.recompute == "selective"]
+    assert proposed.facts.kernels.recompute_modules == parts and table.is_legal(proposed.facts)
 
 
 def test_of_a_recipe_only_what_the_file_says(plan_of, tmp_path):

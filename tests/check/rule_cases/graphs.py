@@ -208,6 +208,10 @@ OTHER_ERRORS = [
     ("recomputation_is_complete", {"recompute": "selective", "recompute_layers": 2}),
     ("recomputed_parts_are_there", {"recompute": "selective", "recompute_modules": ("everything",)}),
     ("recomputed_parts_are_there", {"recompute": "selective", "recompute_modules": ("moe_act",)}),
+    (
+        "recomputed_parts_are_there",
+        {"recompute": "selective", "recompute_modules": ("shared_experts",), **OVERLAPPED},
+    ),
     ("offloading_has_no_pipeline", {"cpu_offloading": True, "recompute": "selective"}),
     ("offloading_has_no_pipeline", {"cpu_offloading": True, "layers": 4, "offloaded_layers": 4}),
 ]

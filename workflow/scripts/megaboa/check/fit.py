@@ -123,7 +123,7 @@ def changes(f: Facts) -> Iterator[Change]:
         yield _change(f, {**free, "training.micro_batch_size": mbs}, "smaller matrix products")
     smallest = {**free, "training.micro_batch_size": 1}
     for kind, parts in SELECTIVE.items():
-        modules = tuple(part for part in parts if not (part == "mlp" and f.model.bias))  # it can't be recomputed then
+        modules = tuple(part for part in parts if _is_recomputable(f, part))
         if {"dense": not f.model.is_sparse, "moe": f.model.is_sparse, "latent": f.model.latent}[kind]:
             yield _change(f, {**smallest, **_selective(modules)}, "part of the model is computed twice")
     wider = list(_more_expert_ranks(f))
@@ -140,6 +140,16 @@ def changes(f: Facts) -> Iterator[Change]:
     ):
         for spread in (*reversed(wider), {}):  # tensor ranks make small products of small experts even smaller
             yield from _splits(f, {**smallest, **recomputed, **spread}, price)
+
+
+def _is_recomputable(f: Facts, part: str) -> bool:
+    match part:
+        case "mlp":
+            return not f.model.bias
+        case "shared_experts":
+            return bool(f.model.shared_ffn) and not f.kernels.shared_expert_overlap
+        case _:
+            return True
 
 
 def _more_expert_ranks(f: Facts) -> Iterator[Tree]:

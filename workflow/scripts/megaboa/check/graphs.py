@@ -224,8 +224,8 @@ def recomputed_predictions_are_one_by_one(f: Facts) -> Broken | None:
 
 def recomputed_parts_are_there(f: Facts) -> Broken | None:
     """Selective recomputation names parts that the model has: moe_act needs grouped GEMMs, mla_up_proj latent
-    attention, and delayed FP8 scaling leaves moe_act and layernorm alone; transformer_config.py refuses the
-    others."""
+    attention, shared_experts a shared expert that overlaps nothing, and delayed FP8 scaling leaves moe_act and
+    layernorm alone; transformer_config.py refuses the others."""
     kernels, key = f.kernels, "model.recompute_modules"
     if kernels.recompute != "selective":
         return None
@@ -236,6 +236,8 @@ def recomputed_parts_are_there(f: Facts) -> Broken | None:
         return Broken(key, "moe_act without model.moe_grouped_gemm")
     if "mla_up_proj" in kernels.recompute_modules and not f.model.latent:
         return Broken(key, "mla_up_proj without latent attention")
+    if "shared_experts" in kernels.recompute_modules and f.model.shared_ffn and kernels.shared_expert_overlap:
+        return Broken(key, "shared_experts with model.moe_shared_expert_overlap: true")
     if "fp8_delayed" in (f.training.precision or "") and {"moe_act", "layernorm"} & set(kernels.recompute_modules):
         return Broken(key, "moe_act or layernorm with delayed FP8 scaling")
     return None

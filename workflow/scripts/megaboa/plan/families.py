@@ -44,6 +44,25 @@ LAYER_NORM = frozenset(("nemotron",))  # with a bias, instead of RMSNorm
 # Families whose converter in Bridge fuses the activation of the feed-forward layers.
 FUSED_ACTIVATION = frozenset(("deepseek_v2", "deepseek_v3", "glm4_moe", "glm4_moe_lite", "gpt_oss", "llama"))
 
+# What the converters of models with experts choose. All of them group the experts' products.
+ROUTED_IN_FP32 = frozenset(
+    (
+        *("deepseek_v2", "deepseek_v3", "deepseek_v4", "ernie4_5_moe", "exaone_moe", "gemma4", "gemma4_text"),
+        *("glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "hy_v3", "nemotron_h", "olmoe", "qwen3_next"),
+    )
+)
+OVERLAPPED_SHARED_EXPERT = frozenset(
+    (
+        *("deepseek_v2", "deepseek_v3", "deepseek_v4", "exaone_moe", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa"),
+        "nemotron_h",
+    )
+)
+DISPATCHED_BY_HYBRIDEP = frozenset(("deepseek_v4", "glm_moe_dsa"))
+
+# Families whose converter chooses another kernel for the loss than Megatron's, or none.
+LOSS_OF_TE = frozenset(("deepseek_v2", "deepseek_v3", "deepseek_v4"))
+UNFUSED_LOSS = frozenset(("falcon_h1", "glm4_moe_lite"))
+
 # Families whose classes aren't causal language models.
 SEEING = frozenset(("qwen2_5_vl",))
 

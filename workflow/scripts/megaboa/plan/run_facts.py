@@ -43,11 +43,12 @@ def _of_config(config: Experiment, name: str, hf_config: Tree | None, world: int
     """The facts of one of the experiment's models that has no recipe."""
     model = config.models[name]
     tokenizer = config.tokenizers.get(str(model.tokenizer))
+    sizes = _model(hf_config, tokenizer.size if tokenizer else None, model.init == "pretrained")
     facts = Facts(
         layout=Layout(world, **_given(config, "layout")),
-        model=_model(hf_config, tokenizer.size if tokenizer else None, model.init == "pretrained"),
+        model=sizes,
         training=training,
-        kernels=dataclasses.replace(_kernels(hf_config), **_given(config, "kernels")),
+        kernels=dataclasses.replace(_of_converter(sizes, config.device), **_given(config, "kernels")),
         profiling=_profiling(config),
         cluster=_cluster(config),
     )
@@ -146,8 +147,26 @@ def _cluster(config: Experiment, recipe: str | None = None) -> Cluster:
     )
 
 
-def _kernels(hf_config: Tree | None) -> Kernels:
-    return Kernels(fused_activation=(hf_config or {}).get("model_type") in families.FUSED_ACTIVATION)
+def _of_converter(model: Model, device: str) -> Kernels:
+    """What Bridge's converters set. The CPU has no grouped products, and no kernels of Transformer Engine."""
+    family, on_gpu = str(model.family), device == "cuda"
+    kernels = Kernels(
+        fused_activation=family in families.FUSED_ACTIVATION,
+        fused_loss=family not in families.UNFUSED_LOSS,
+        loss_kernel="te" if family in families.LOSS_OF_TE and on_gpu else "native",
+        flex_backend="deepep",
+    )
+    if not model.is_sparse:
+        return kernels
+    by_hybridep = family in families.DISPATCHED_BY_HYBRIDEP
+    return dataclasses.replace(
+        kernels,
+        grouped_gemm=on_gpu,
+        dispatcher="flex" if by_hybridep else "alltoall",
+        flex_backend="hybridep" if by_hybridep else "deepep",
+        router_dtype="fp32" if family in families.ROUTED_IN_FP32 else None,
+        shared_expert_overlap=family in families.OVERLAPPED_SHARED_EXPERT,
+    )
 
 
 def _model(hf_config: Tree | None, tokenizer_vocab: int | None, pretrained: bool) -> Model:
