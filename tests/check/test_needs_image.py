@@ -3,7 +3,7 @@
 import pytest
 from facts_of import facts
 
-from megaboa.check.needs_image import NEEDS, RULES, installed, judge, lacks, missing, unchecked
+from megaboa.check.needs_image import NEEDS, RULES, installed, judge, lacking_package, lacks, missing, unchecked
 
 PLAIN = {"layers": 4, "head_dim": 128, "precision": "bf16_mixed", "dispatcher": "alltoall"}
 USED = {
@@ -12,6 +12,7 @@ USED = {
     "graphs_can_be_captured": {"graphs": "transformer_engine"},
     "prediction_layers_are_there": {"mtp_layers": 1},
     "tensor_overlap_has_buffers": {"tp_comm_overlap": True},
+    "optimizer_is_installed": {"optimizer": "muon", "distributed_optimizer": False},
     "attention_takes_the_head": {"head_dim": 80},
 }
 
@@ -87,7 +88,7 @@ def test_a_switch_that_the_run_turned_off_is_its_own_business(said, switch):
     assert missing(said, {"another"})
 
 
-NOTHING = {"transformer_engine": None, "deep_ep": None, "mamba_ssm": None}
+NOTHING = {"transformer_engine": None, "deep_ep": None, "mamba_ssm": None, "emerging_optimizers": None}
 FP8 = {"layers": 4, "head_dim": 128, "precision": "bf16_with_fp8_current_scaling_mixed"}
 
 
@@ -116,6 +117,19 @@ def test_a_dispatcher_lies_in_its_own_package(backend, package):
     run = facts(layers=4, head_dim=128, dispatcher="flex", flex_backend=backend)
     assert f"the image has no {package}" in judge(run, NOTHING)[0][0]
     assert judge(run, {**NOTHING, package: "1.2"})[0] == []
+
+
+def test_an_optimizer_lies_in_a_package_of_its_own():
+    run = facts(layers=4, head_dim=128, optimizer="muon", distributed_optimizer=False)
+    assert judge(run, NOTHING)[0] == [
+        "optimizer.name: the image has no emerging_optimizers: muon: its code [optimizer_is_installed]"
+    ]
+    assert judge(run, {**NOTHING, "emerging_optimizers": "0.2"})[0] == []
+    assert lacking_package(run, NOTHING, "this Python").startswith(
+        "optimizer.name: muon needs the package emerging-optimizers, which this Python lacks: install it there"
+    )
+    assert lacking_package(run, {**NOTHING, "emerging_optimizers": "0.2"}, "this Python") is None
+    assert lacking_package(facts(layers=4, head_dim=128), NOTHING, "this Python") is None
 
 
 def test_which_heads_attention_takes_is_left_to_the_gpu():
@@ -166,4 +180,4 @@ def test_packages_are_found_by_their_metadata(tmp_path, monkeypatch):
     (tmp_path / "deep_ep").mkdir()
     (tmp_path / "deep_ep/__init__.py").touch()
     monkeypatch.syspath_prepend(tmp_path)
-    assert installed() == {"transformer_engine": "1.5", "deep_ep": "of an unknown version", "mamba_ssm": None}
+    assert installed() == {**NOTHING, "transformer_engine": "1.5", "deep_ep": "of an unknown version"}

@@ -282,6 +282,8 @@ def test_of_a_recipe_only_what_the_file_says(plan_of, tmp_path):
         ("schedule: {warmup_iters: 50}", None),  # its decay may end later than the run
         ("optimizer: {name: sgd}\nparallel: {distributed_optimizer: true}", "sgd_has_nothing_to_shard"),
         ("optimizer: {name: sgd}", None),
+        ("optimizer: {name: muon}\nparallel: {distributed_optimizer: true}", "muon_reads_whole_gradients"),
+        ("optimizer: {name: muon}", None),
         ("parallel: {tp: 1, pp: 1, cp: 1, vpp: 2}", "interleaving_needs_a_pipeline"),
         ("parallel: {vpp: 2}", None),
         ("parallel: {cp: 2}\ndata: {reset_attention_mask: true}", "masks_of_documents_have_no_context_parallelism"),

@@ -70,6 +70,14 @@ CASES = {
         {"optimizer": "sgd", "distributed_optimizer": False},
         {},
     ),
+    "muon_reads_whole_gradients": Case(
+        {"optimizer": "muon"},
+        "optimizer.name",
+        "muon reads whole gradients: set parallel.distributed_optimizer: false",
+        ("adam",),
+        {"optimizer": "muon", "distributed_optimizer": False},
+        {"optimizer": "dist_muon"},
+    ),
     "overlapped_gather_needs_overlapped_reduction": Case(
         {"gather_overlap": True, "grad_overlap": False},
         "parallel.overlap_param_gather",

@@ -110,9 +110,8 @@ def _plain(f: Facts) -> Layout:
     it."""
     sizes = {axis.name: axis.default for axis in AXES}
     world = f.cluster.nodes * f.cluster.gpus_per_node
-    sharded = f.training.optimizer != "sgd"  # which has no state to distribute
     return dataclasses.replace(
-        f.layout, world_size=world, **sizes, **EVEN, sp=False, fsdp="none", distributed_optimizer=sharded
+        f.layout, world_size=world, **sizes, **EVEN, sp=False, fsdp="none", distributed_optimizer=f.training.has_shards
     )
 
 

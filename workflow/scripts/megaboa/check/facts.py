@@ -113,6 +113,17 @@ class Training:
     fault_tolerance: bool = False
 
     @property
+    def is_emerging(self) -> bool:
+        """Whether the optimizer is of the package emerging-optimizers, not of Megatron itself."""
+        return self.optimizer not in ("adam", "sgd")
+
+    @property
+    def has_shards(self) -> bool:
+        """Whether the distributed optimizer can divide the optimizer's states: SGD has none, and Muon needs whole
+        gradients, unless layers are divided (`dist_`)."""
+        return self.optimizer == "adam" or self.optimizer.startswith("dist_")
+
+    @property
     def own_iters(self) -> int | None:
         """Number of steps that the run itself trains."""
         return None if self.iters is None else self.iters - self.steps_before

@@ -111,7 +111,7 @@ def cheapest(f: Facts, is_legal: Callable[[Facts], bool]) -> Change | None:
 def changes(f: Facts) -> Iterator[Change]:
     """Changes in order of cost; all keep the batch and the number of GPUs."""
     free: Tree = {}
-    if not f.layout.distributed_optimizer and f.layout.fsdp == "none" and f.training.optimizer != "sgd":
+    if not f.layout.distributed_optimizer and f.layout.fsdp == "none" and f.training.has_shards:
         free["parallel.distributed_optimizer"] = True
     if f.layout.tp > 1 and not f.layout.sp:
         free["parallel.sp"] = True

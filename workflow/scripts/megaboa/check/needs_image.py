@@ -49,8 +49,13 @@ USUAL_HEADS = (32, 64, 96, 128, 192, 256)
 
 Packages = Mapping[str, str | None]  # version of each package, or None if it isn't installed
 
-DISTRIBUTIONS = {"transformer_engine": "transformer-engine", "deep_ep": "deep-ep", "mamba_ssm": "mamba-ssm"}
-UNPINNED = ("mamba_ssm",)  # included in neither the image of containers/ nor an environment of envs/
+DISTRIBUTIONS = {
+    "transformer_engine": "transformer-engine",
+    "deep_ep": "deep-ep",
+    "mamba_ssm": "mamba-ssm",
+    "emerging_optimizers": "emerging-optimizers",
+}
+UNPINNED = ("mamba_ssm", "emerging_optimizers")  # in neither the image of containers/ nor an environment of envs/
 UNKNOWN = "of an unknown version"
 # The package with the kernels that a rule is about; None: only a GPU can tell whether they support the run.
 NEEDS = {
@@ -59,6 +64,7 @@ NEEDS = {
     "graphs_can_be_captured": "transformer_engine",
     "prediction_layers_are_there": "transformer_engine",
     "tensor_overlap_has_buffers": "transformer_engine",
+    "optimizer_is_installed": "emerging_optimizers",
     "attention_takes_the_head": None,
 }
 # Versions of the package itself; messages may also name versions of CUDA, or GPU architectures.
@@ -101,6 +107,12 @@ def tensor_overlap_has_buffers(f: Facts) -> Broken | None:
     return _open("comm_overlap.tp_comm_overlap", "true: user buffers")
 
 
+def optimizer_is_installed(f: Facts) -> Broken | None:
+    """Muon is in the package emerging-optimizers: megatron-core's optimizer/__init__.py ends the ranks without it. Here
+    no optimizer is built."""
+    return _open("optimizer.name", f"{f.training.optimizer}: its code") if f.training.is_emerging else None
+
+
 def attention_takes_the_head(f: Facts) -> Broken | None:
     """Attention kernels support only some head sizes; others fall back to slower kernels, or fail."""
     head = f.model.head_dim
@@ -119,6 +131,7 @@ RULES: tuple[Rule, ...] = (
     graphs_can_be_captured,
     prediction_layers_are_there,
     tensor_overlap_has_buffers,
+    optimizer_is_installed,
     attention_takes_the_head,
 )
 
@@ -172,14 +185,22 @@ def judge(f: Facts, has: Packages) -> tuple[list[str], list[str]]:
 
 
 def lacking_package(f: Facts, has: Packages, where: str) -> str | None:
-    """A message about a package that a kind of model needs and that is known to be missing; None otherwise."""
-    kind = BY_NAME[f.model.kind]
-    if f.cluster.device != "cuda" or kind.package is None or kind.package not in has or has[kind.package] is not None:
+    """A message about a package that a kind of model or an optimizer needs and that is known to be missing; None
+    otherwise."""
+    if f.cluster.device != "cuda":
         return None
-    return (
-        f"model: {kind.text} needs the package {kind.package}, which {where} lacks (the package index has it as CUDA "
-        "source alone): install it there, or name an image that has it (image.path), such as NVIDIA's for NeMo"
-    )
+    kind, absent = BY_NAME[f.model.kind], {name for name, version in has.items() if version is None}
+    if kind.package in absent:
+        return (
+            f"model: {kind.text} needs the package {kind.package}, which {where} lacks (the package index has it as "
+            "CUDA source alone): install it there, or name an image that has it (image.path), such as NVIDIA's for NeMo"
+        )
+    if f.training.is_emerging and "emerging_optimizers" in absent:
+        return (
+            f"optimizer.name: {f.training.optimizer} needs the package emerging-optimizers, which {where} lacks: "
+            "install it there, name an image that has it (image.path), or take adam"
+        )
+    return None
 
 
 def _needed(rule: str, f: Facts) -> str | None:

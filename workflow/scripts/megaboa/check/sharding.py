@@ -94,6 +94,16 @@ def sgd_has_nothing_to_shard(f: Facts) -> Broken | None:
     return Broken("optimizer.name", text, ("adam",))
 
 
+def muon_reads_whole_gradients(f: Facts) -> Broken | None:
+    """Muon needs every gradient whole: megatron/training/arguments.py turns the distributed optimizer off, Bridge 0.6.2
+    does not, and then a rank has reduced only its own shard of the gradients."""
+    training, layout = f.training, f.layout
+    if not training.is_emerging or training.has_shards or not layout.distributed_optimizer:
+        return None
+    text = f"{training.optimizer} reads whole gradients: set parallel.distributed_optimizer: false, or take adam"
+    return Broken("optimizer.name", text, ("adam",))
+
+
 def overlapped_gather_needs_overlapped_reduction(f: Facts) -> Broken | None:
     """Weights are gathered bucket by bucket, and there is only one bucket where gradients aren't reduced early:
     megatron/training/arguments.py refuses the pair; Bridge 0.6.2 accepts it, and gains nothing."""
@@ -107,7 +117,7 @@ def overlapped_gather_needs_shards(f: Facts) -> Broken | None:
     megatron/training/arguments.py refuses the rest."""
     if not f.kernels.gather_overlap or f.layout.distributed_optimizer or f.layout.fsdp == "megatron":
         return None
-    if f.training.optimizer not in ("adam", "sgd"):
+    if f.training.is_emerging:
         return None
     return Broken("parallel.overlap_param_gather", "true without parallel.distributed_optimizer", (False,))
 
@@ -131,6 +141,7 @@ RULES = (
     fsdp_has_several_connections,
     fsdp_shards_the_optimizer,
     sgd_has_nothing_to_shard,
+    muon_reads_whole_gradients,
     overlapped_gather_needs_overlapped_reduction,
     overlapped_gather_needs_shards,
     torch_fsdp_has_no_overlap_of_megatrons,

@@ -82,8 +82,6 @@ def _set_next_to_recipe(config: Experiment, section: str) -> Tree:
     known = {fact for fact, key in KEYS.items() if _is_set(config, *key.split("."))}
     if "training.decay_iters" not in known:  # the recipe's decay may end later than the run
         known.discard("training.warmup_iters")
-    if "layout.distributed_optimizer" not in known and config.optimizer.name == "sgd":
-        known.discard("training.optimizer")
     return {name: value for name, value in _given(config, section).items() if f"{section}.{name}" in known}
 
 
@@ -95,6 +93,8 @@ def _is_set(config: Experiment, section: str, name: str) -> bool:
 def _layout_of_recipe(config: Experiment, quantities: Quantities) -> Layout:
     given = _set_next_to_recipe(config, "layout")
     given.pop("fsdp_sharding", None)  # says nothing without the recipe's model
+    if config.optimizer.name != "adam":
+        given.setdefault("distributed_optimizer", False)  # unless the recipe's own is illegal, which preflight finds
     if given.keys() >= set(DENSE):
         return Layout(int(quantities("world_size")), **given)
     alone = (*DENSE, "fsdp", "distributed_optimizer")  # the others and the ranks mean something with all of DENSE only

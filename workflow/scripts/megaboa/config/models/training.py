@@ -49,7 +49,11 @@ class Training(Section):
 
 
 class Optimizer(Section):
-    name: Literal["adam", "sgd", "muon"] = key("adam", "optimizer", short="opt")
+    name: Literal["adam", "sgd", "muon"] = key(
+        "adam",
+        "optimizer; `muon` needs the package emerging-optimizers, and `parallel.distributed_optimizer: false`",
+        short="opt",
+    )
     lr: Positive = key(3e-4, "peak learning rate", short="lr")
     min_lr: NonNegative = key(0.0, "learning rate at the end of the decay", short="minlr")
     weight_decay: NonNegative = key(0.1, "weight decay", short="wd")
