@@ -23,6 +23,7 @@ training: {global_batch_size: 64, seq_length: 4096}
 """
 
 
+TRAINED = "decides what is trained, and settings are compared by their seconds per step alone: remove it"
 FP8 = "bf16_with_fp8_current_scaling_mixed"
 RECIPE = "models: {dense: {config: null, recipe: llama32_1b_pretrain_config}}\n"
 
@@ -170,10 +171,8 @@ def wins(spec, setting) -> Tuning:
     "also",
     [
         "training.precision: [bf16_mixed, fp32]",
-        "model: [dense, dense-2.5]",
-        "models.dense.config.num_hidden_layers: [2, 4]",
-        "models.dense-2.5.config.num_hidden_layers: [2, 4]",
         "recovery.stragglers.factor: [2.0]",
+        "data.num_workers: [0, 2]",
         "overrides.model.cp_comm_type: [p2p, a2a]",
     ],
 )
@@ -207,6 +206,17 @@ def test_whichever_setting_wins_its_file_can_be_given_after_the_users_own(tuning
             "overrides.model.recompute_modules: [[core_attn]]",
             "recompute_modules: says nothing without recompute_granularity, which the search itself varies: remove it",
         ),
+        ("overrides.model.tensor_model_parallel_size: [1, 2]", "what the search itself varies: remove it"),
+        ("training.global_batch_size: [8, 4]", f"more.yaml:2: tune.also.training.global_batch_size: {TRAINED}"),
+        ("overrides.train.global_batch_size: [8, 4]", f"tune.also.overrides.train.global_batch_size: {TRAINED}"),
+        ("training.seq_length: [16, 32]", TRAINED),
+        ("training.train_iters: [5, 50]", TRAINED),
+        ("optimizer.lr: [0.1, 0.2]", TRAINED),
+        ("data.split: ['1,0,0', '9,1,0']", TRAINED),
+        ("task: [pretrain, sft]", TRAINED),
+        ("model: [dense, dense-2.5]", TRAINED),
+        ("models.dense.config.num_hidden_layers: [2, 4]", TRAINED),
+        ("overrides.model.num_layers: [2, 4]", TRAINED),
         ("resources.nodes: [1, 2]", r"tune.also.resources.nodes: can't be tried: all trials share one job"),
     ],
 )

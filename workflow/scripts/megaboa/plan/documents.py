@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from megaboa import bridge_recipes, files, layout, store
 from megaboa.blends import corpora, named, split_blends
+from megaboa.check.facts import FACTS
 from megaboa.config.formula import Number
 from megaboa.config.keys import is_emptied
 from megaboa.config.models.data import Data
 from megaboa.config.models.experiment import Experiment
 from megaboa.config.models.model import Model
 from megaboa.config.models.training import Parallel
-from megaboa.fields import AT_ENDS_OF_TEXT, BRIDGE_FIELDS
+from megaboa.fields import AT_ENDS_OF_TEXT, BRIDGE_FIELDS, keys_of
 from megaboa.harmless import is_harmless
 from megaboa.plan import image_specs, tasks
 from megaboa.plan.quantities import Quantities
@@ -30,6 +31,10 @@ COLUMNS = (
 NEWER = (("training", "nudge"),)
 _SAME_LOSSES = {"num_workers", "max_epochs"}
 OVERLAPS = ("overlap_grad_reduce", "overlap_param_gather")  # keys of `parallel` for when things are sent, not what
+# What a run trains, among the parts of its identity; the others say how that is calculated.
+_TRAINED = {one.name for one in fields(RunSpec)} - {"parallel", "world_size", "device", "overrides", "bridge_source"}
+_PARTS = {"models": "model", "continue_from": "parent"}  # of an identity, where a section has another name
+_SAME_TRAINING = {"training.micro_batch_size", "training.precision", *(f"data.{name}" for name in _SAME_LOSSES)}
 _TUNED_SAMPLES = ("template", "loss_on", "pack")
 _SAME_SAMPLES = (*AT_ENDS_OF_TEXT, "fim")
 _SAMPLES = ("train_iters", "global_batch_size", "seq_length", "seed", "eval_interval", "eval_iters")
@@ -71,6 +76,18 @@ def run_spec(config: Experiment, model: str, world_size: int) -> RunSpec:
         task=config.task,
         tuning=tasks.spec(config) if config.task != "pretrain" else {},
     )
+
+
+def is_trained(key: str) -> bool:
+    """Whether a key of the experiment, or an override, decides what a run trains, and not only how that is calculated:
+    the model, its data, the optimization."""
+    section, _, name = key.partition(".")
+    if section != "overrides":
+        return key not in _SAME_TRAINING and _PARTS.get(section, section) in _TRAINED
+    if is_harmless(name):
+        return False
+    told = FACTS.get(key, "").partition(".")[0] == "model" or name.startswith((*_SAMPLE_FIELDS, "scheduler."))
+    return told or any(map(is_trained, keys_of(name)))
 
 
 def _overrides(config: Experiment, own_defaults: bool) -> Tree:

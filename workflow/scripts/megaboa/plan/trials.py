@@ -17,8 +17,9 @@ from megaboa.check import adviser, search_space
 from megaboa.check.facts import Facts, with_overrides
 from megaboa.check.search_space import Candidate
 from megaboa.config import ConfigError, LoadedExperiment, Problem
+from megaboa.fields import SAME_AS
 from megaboa.paths import ExperimentFolder
-from megaboa.plan import proof
+from megaboa.plan import documents, proof
 from megaboa.plan.choices import Choice
 from megaboa.plan.plan import Run
 from megaboa.plan.planner import make_plan
@@ -156,13 +157,19 @@ def _options(loaded: LoadedExperiment, tree: Tree, run: Run, known: Facts) -> tu
 
 
 def _check(loaded: LoadedExperiment, also: Collection[str]) -> None:
-    """Refuse keys in `tune.also` that layouts set themselves, or that need another job."""
+    """Refuse keys in `tune.also` that layouts set themselves, that change what is trained, or that need another job."""
     problems = []
     for key in also:
-        if key in adviser.SEARCHED:
+        same = SAME_AS.get(key.removeprefix("overrides."), key)
+        if same in adviser.SEARCHED:
             message = "is what the search itself varies: remove it"
         elif key == "overrides.model.recompute_modules":
             message = "says nothing without recompute_granularity, which the search itself varies: remove it"
+        elif documents.is_trained(same):
+            message = (
+                "decides what is trained, and settings are compared by their seconds per step alone: remove it, or set "
+                f"{same} in the run itself"
+            )
         elif key.startswith("resources."):
             message = "can't be tried: all trials share one job with the run's nodes: remove it"
         else:
