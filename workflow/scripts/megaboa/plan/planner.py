@@ -27,7 +27,7 @@ from megaboa.plan.one_run import RunPlanner
 from megaboa.plan.parents import SHOWN, Parents, kept_by, saved_for_other_layouts, split, will_keep
 from megaboa.plan.plan import Plan, Run
 from megaboa.plan.run_facts import known_check
-from megaboa.plan.specifications import values_of_others
+from megaboa.plan.specifications import value_of, values_of_others
 from megaboa.records import AgreementSpec, ExportRecord, Preflight, Tree, read_if_there
 from megaboa.store import closed, obstacle
 
@@ -211,18 +211,9 @@ class _Planner:
             other = seen.setdefault(key, run)
             if other is run or {run.name, other.name} in repeated:
                 continue
-            differing = sorted(
-                key for key in {*run.values, *other.values} if run.values.get(key) != other.values.get(key)
-            )
-            why = (
-                f"they differ only in {', '.join(differing)}, which changes nothing here"
-                if differing
-                else "they are equal"
-            )
             place = ("sweep", "runs", run.name) if ("sweep", "runs", run.name) in self.loaded.places else ("sweep",)
-            self.problems.add(
-                place, f"the runs {other.name!r} and {run.name!r} train the same thing: {why}; remove one"
-            )
+            message = f"the runs {other.name!r} and {run.name!r} train the same thing: {equality(other, run)}"
+            self.problems.add(place, message)
 
     def corpus_tokenizers(self, runs: list[Run]) -> dict[str, str | None]:
         """For each corpus the tokenizer that all its runs agree on; None if it consists of tokens without one."""
@@ -249,6 +240,28 @@ class _Planner:
                 message = f"the models need different tokenizers ({listed}): define the corpus once for each of them"
                 self.problems.add(("corpora", corpus), message)
         return given | {corpus: next(iter(asked)) for corpus, asked in found.items()}
+
+
+def equality(one: Run, other: Run) -> str:
+    """In which keys two runs with the same identity differ, and what to do."""
+    differing = sorted(key for key in {*one.values, *other.values} if differs(key, one, other))
+    if not differing:
+        return "they are equal; remove one"
+    said = f"they differ only in {', '.join(differing)}, which"
+    if one.documents["launch"] == other.documents["launch"]:
+        return f"{said} changes nothing here; remove one"
+    return (
+        f"{said} changes no loss; remove one, or compare their speed: by `snakemake tune` (tune.also), or with "
+        "training.nudge: 1 in one of them, which moves its first weights by a unit in the last place"
+    )
+
+
+def differs(key: str, one: Run, other: Run) -> bool:
+    """Whether two runs differ in a swept key. Setting what the experiment has anyway is no difference."""
+    if one.values.get(key) == other.values.get(key):
+        return False
+    values = value_of(one, key), value_of(other, key)
+    return None in values or values[0] != values[1]
 
 
 def with_costs(runs: Collection[Run], exports: Collection[str], budget: Budget, results: Path) -> list[Run]:

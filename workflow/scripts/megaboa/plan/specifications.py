@@ -286,11 +286,11 @@ def _report(shared: Shared) -> ReportSpec:
 
 def values_of_others(plan: Plan) -> dict[str, Tree]:
     """What each run has of the swept keys that only other runs set: figures by such a key show all runs."""
-    found = {run.name: {key: _value(run, key) for key in plan.swept if key not in run.values} for run in plan.runs}
+    found = {run.name: {key: value_of(run, key) for key in plan.swept if key not in run.values} for run in plan.runs}
     return {name: values for name, values in found.items() if values}
 
 
-def _value(run: Run, key: str) -> Any:
+def value_of(run: Run, key: str) -> Any:
     """The value that a run was planned with; None if the plan doesn't know it, as of what its recipe decides."""
     section, _, name = key.partition(".")
     if section == "tuning" and name not in run.run.tuning:  # as the rank of a run without adapters
