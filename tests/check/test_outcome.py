@@ -80,6 +80,23 @@ def test_of_a_trained_run_the_table_has_its_own_time_and_says_so(experiment):
     assert rows == {"good": ("1", "own measurement"), "bad": ("1", "measured")}
 
 
+def test_a_network_that_nobody_measured_is_said_once(experiment, capsys):
+    given = facts(gbs=64)
+    given = replace(given, training=replace(given.training, iters=100))
+    for nodes, said in ((2, 1), (1, 0)):
+        cluster = replace(given.cluster, device="cuda", gpu="h100-80g", nodes=nodes, gpus_per_node=8)
+        known = replace(given, layout=replace(given.layout, world_size=8 * nodes), cluster=cluster)
+        for name in ("good", "bad"):
+            run = {"name": name, "model": {"name": "m"}, "device": "cuda", "world_size": 8 * nodes, "overrides": {}}
+            write_json(ExperimentFolder(experiment).run(name).file("run"), run)
+            write_json(ExperimentFolder(experiment).run(name).file("launch"), {"gpu": "h100-80g"})
+        found = {name: (RunCheck(state="PASS"), known) for name in ("good", "bad")}
+        assert outcome.conclude(ExperimentFolder(experiment).specs.runs, found, experiment / "preflight.json") == 0
+        text = capsys.readouterr().out
+        line = "between nodes 40 GB/s per GPU are assumed, whatever launch.network says: `snakemake calibrate`"
+        assert text.count(line) == said and "predicted by" in text
+
+
 def test_a_limit_that_cannot_be_checked_is_said(experiment, capsys):
     write(ExperimentFolder(experiment).specs.costs, CostsSpec(exports=(), budget=Budget(gpu_hours=100)))
     assert concluded(experiment, "good") == 0

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from megaboa import files
-from megaboa.check import costs, overview, refusals
+from megaboa.check import calibration, costs, overview, refusals
 from megaboa.check.costs import Costs
 from megaboa.check.facts import Facts
 from megaboa.formats import counted
@@ -44,6 +44,9 @@ def conclude(order: Path, found: Mapping[str, tuple[RunCheck, Facts | None]], ou
     total = costs.total(expected.values())
     files.write_text(out.with_suffix(".tsv"), overview.tsv(rows))
     print(overview.text(rows, total))
+    predicted = [name for name, cost in expected.items() if cost and cost.source.startswith("predicted")]
+    for line in _assumed_networks(facts for name in predicted if (facts := found[name][1])):
+        print(line)
     unlike = {name: (unlike_its_config(result.export),) for name, result in runs.items() if result.export}
     exported = {name: said for name, said in unlike.items() if name in added_up.exports}
     for warning in refusals.grouped({name: _warnings(result, name in exported) for name, result in runs.items()}):
@@ -78,6 +81,16 @@ def conclude(order: Path, found: Mapping[str, tuple[RunCheck, Facts | None]], ou
     write(out, Preflight(runs=runs, identities=asked.identities))
     print(f"{_accepted(runs)} by Bridge")
     return 0
+
+
+def _assumed_networks(facts: Iterable[Facts]) -> list[str]:
+    """What is said of networks between nodes that were not measured."""
+    rates = (calibration.assumed_network(calibration.of(f.cluster.gpu), f.cluster.nodes) for f in facts)
+    return [
+        f"between nodes {rate / 1e9:.0f} GB/s per GPU are assumed, whatever launch.network says: `snakemake calibrate` "
+        "with a run on several nodes measures them"
+        for rate in dict.fromkeys(filter(None, rates))
+    ]
 
 
 def unlike_its_config(found: str) -> str:
