@@ -6,6 +6,7 @@ from dataclasses import asdict
 import pytest
 import yaml
 
+from megaboa.calls import beginning
 from megaboa.check import overview
 from megaboa.config import ConfigError, keys, load
 from megaboa.plan import make_plan, proof, specifications, trials
@@ -282,6 +283,20 @@ def test_what_is_tried_also_is_predicted_of_a_recipe_too(tuning_of, known):
     settings = specifications.tune(Shared(plan)).settings
     assert all(one.seconds and one.gib for one in settings)
     assert [one.seconds for one in settings[1:]] == sorted(one.seconds for one in settings[1:])
+
+
+def test_all_settings_are_one_job_and_count_as_one(tuning_of):
+    """Whatever 24 jobs of the run itself would cost."""
+    tune = "tune: {settings: 24, minutes: 10, trial_minutes: 5}\n"
+    gpus = f"{H100.replace('gpus_per_node: 8', 'nodes: 4, gpus_per_node: 8')}{LARGE}"
+    plan, _ = tuning_of(f"{gpus}{tune}budget: {{gpu_hours: 8}}\n")
+    said = "tuning: 1 job for 24 settings, 4 nodes x 8 GPUs; at most 8 GPU-hours in 15m of trials"
+    assert beginning.asked_for(plan, on_cluster=True) == [said]
+    message = r"more.yaml:\d+: budget.gpu_hours: 7.9 is less than the 8 GPU-hours that the job of all trials may take"
+    with pytest.raises(ConfigError, match=message):
+        tuning_of(f"{gpus}{tune}budget: {{gpu_hours: 7.9}}\n")
+    short = gpus.replace("nodes: 4", "nodes: 4, runtime: 6m")
+    assert "at most 3.2 GPU-hours in 6m" in beginning.asked_for(tuning_of(f"{short}{tune}")[0], on_cluster=True)[0]
 
 
 def test_a_single_gpu_has_nothing_to_shard(tuning_of):

@@ -23,7 +23,7 @@ from megaboa.formats import counted
 from megaboa.paths import RunFolder
 from megaboa.plan import Plan, device, restarts, screen
 from megaboa.plan.resources import JobResources
-from megaboa.plan.screen import describe, submission
+from megaboa.plan.screen import describe, describe_trials, of_trials, submission
 from megaboa.run import bad_nodes, checkpoints, completion, renamed
 from megaboa.run.identity import identity_of, is_trained
 from megaboa.scheduler.answers import Excess
@@ -252,11 +252,15 @@ def introduce(plan: Plan, on_cluster: bool) -> None:
 
 
 def asked_for(plan: Plan, on_cluster: bool) -> list[str]:
-    """What training asks of a cluster or GPUs, and what isn't available for recipes."""
+    """What training, or the job of trials, asks of a cluster or GPUs, and what isn't available for recipes."""
     said = []
     if recipes := sorted(name for name, model in plan.models.items() if not model.has_source):
         said.append(f"recipes have no Hugging Face import, export or proof: {', '.join(recipes)}")
-    if on_cluster or plan.experiment.device == "cuda":
+    tune = plan.experiment.tune
+    if (on_cluster or plan.experiment.device == "cuda") and tune.trials_of:
+        trials = of_trials(tune, plan.runs[0].config.resources)
+        said.append(describe_trials(trials, len(plan.runs), plan.experiment.device))
+    elif on_cluster or plan.experiment.device == "cuda":
         trained = {run.name for run in plan.runs if is_trained(run.folder("results", plan.name))}
         said += describe(submission(plan.runs, trained), plan.experiment.device)
     return said

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from megaboa.check.refusals import some
+from megaboa.config.models.outputs import Tune
 from megaboa.config.models.resources import Resources
 from megaboa.formats import counted, some_of
 from megaboa.plan.plan import Plan, Run
@@ -211,6 +212,32 @@ def describe(found: Submission, device: str) -> list[str]:
             f"about {_hours(found.expected_hours, unit)} in all"
         )
     return lines
+
+
+@dataclass(frozen=True)
+class Trials:
+    """The job of `snakemake tune`, which tries all settings in turn."""
+
+    nodes: int
+    ranks_per_node: int
+    seconds: float  # at most: no trial begins after tune.minutes, and none takes longer than tune.trial_minutes
+
+    @property
+    def hours(self) -> float:
+        """Rank-hours."""
+        return self.nodes * self.ranks_per_node * self.seconds / 3600
+
+
+def of_trials(tune: Tune, asked: Resources) -> Trials:
+    seconds = min(wall_seconds(asked.runtime), 60 * (tune.minutes + tune.trial_minutes))
+    return Trials(asked.nodes, asked.gpus_per_node, seconds)
+
+
+def describe_trials(found: Trials, settings: int, device: str) -> str:
+    unit = "GPU" if device == "cuda" else "rank"
+    size = f"{counted(found.nodes, 'node')} x {counted(found.ranks_per_node, unit)}"
+    hours = f"{_hours(found.hours, unit)} in {_duration(found.seconds)} of trials"
+    return f"tuning: 1 job for {counted(settings, 'setting')}, {size}; at most {hours}"
 
 
 def _ranks(asked: Resources) -> int:

@@ -25,6 +25,7 @@ from megaboa.plan.plan import Run
 from megaboa.plan.planner import make_plan
 from megaboa.plan.quantities import overlay
 from megaboa.plan.run_facts import known_facts
+from megaboa.plan.screen import of_trials
 from megaboa.records import Tree
 
 PRECISION, MICRO_BATCH = "training.precision", "training.micro_batch_size"
@@ -61,6 +62,7 @@ def experiment(loaded: LoadedExperiment, results: Path | str = "results") -> tup
         if run.run.is_recipe:
             message = f"preflight has not read the run {run.name!r} as it is now: call `snakemake preflight` first"
         raise ConfigError([loaded.problem(("tune", "run"), message)])
+    _check_budget(loaded, run)
     tree = _base(loaded, run, overlay(loaded.raw, choice.values), _swept(choice))
     own, found, said = _options(loaded, tree, run, known)
     chosen = _first(found, loaded.experiment.tune.settings, own)
@@ -74,6 +76,16 @@ def experiment(loaded: LoadedExperiment, results: Path | str = "results") -> tup
         **tree,
         "sweep": {"skip_illegal": True, "runs": {one.name: _nothing_lost(one) for one in chosen}},
     }, said
+
+
+def _check_budget(loaded: LoadedExperiment, run: Run) -> None:
+    limit, hours = loaded.experiment.budget.gpu_hours, of_trials(loaded.experiment.tune, run.config.resources).hours
+    if limit is not None and hours > limit:
+        message = (
+            f"{limit:,.6g} is less than the {hours:,.3g} GPU-hours that the job of all trials may take: lower "
+            "tune.minutes or tune.trial_minutes, or raise it"
+        )
+        raise ConfigError([loaded.problem(("budget", "gpu_hours"), message)])
 
 
 def _with_values(known: Facts, values: Tree) -> Facts:

@@ -275,7 +275,9 @@ class Recovery(Section):
 class Budget(Section):
     """What the plan may cost by estimate; more stops it before anything is submitted."""
 
-    gpu_hours: PositiveFloat | None = key(None, "limit on the GPU-hours of all runs together; default: none")
+    gpu_hours: PositiveFloat | None = key(
+        None, "limit on the GPU-hours of all runs together, or of the job of `snakemake tune`; default: none"
+    )
     disk: Annotated[str, StringConstraints(pattern=r"^\d+(\.\d+)?[MGTP]$")] | None = key(
         None, "limit on the disk space of all runs' checkpoints and exports, such as `500G` or `2T`"
     )
