@@ -18,6 +18,7 @@ from megatron.bridge.utils.cuda_graph import is_full_iteration_cuda_graph
 
 from megaboa import records
 from megaboa.bridge import (
+    balancing,
     configuration,
     continuation,
     cudnn,
@@ -80,6 +81,9 @@ def train(rank: Rank) -> None:
     forward = forward_steps.step_of(kind, rank.run)
     copies = _copies(config, rank)
     callbacks = [*_of_the_run(rank, inputs, forward, copies)]
+    if rank.run.is_tuned and config.model.num_moe_experts:
+        callbacks.append(balancing.Balancing(config))
+        forward = callbacks[-1].install(forward)
     if rank.folder.launch.samples and not rank.wanted.capture:
         samples = SampleWriter(rank.attempt.samples / f"{rank.number}.jsonl", kind.tokens)
         callbacks.append(samples)
