@@ -254,6 +254,7 @@ MISTAKES = [
     mistake("recipe that fine-tunes, by its older name", "models.dense.recipe", "llama3_8b_sft_config fine-tunes (sft): only pretraining", replace=("config: {model_type: qwen3, hidden_size: 64}", "recipe: llama3_8b_sft_config")),
     mistake("performance recipe that fine-tunes", "models.dense.recipe", "fine-tunes (sft)", replace=("config: {model_type: qwen3, hidden_size: 64}", "recipe: llama3_8b_sft_8gpu_h100_bf16_config")),
     mistake("missing model folder", "models.dense.hf", "there is no folder './none'", replace=("config: {model_type: qwen3, hidden_size: 64}", "hf: ./none")),
+    mistake("missing export", "models.dense.hf", "there is no folder 'results/a/runs/b/export'", replace=("config: {model_type: qwen3, hidden_size: 64}", "hf: results/a/runs/b/export")),
     # overrides
     mistake("override without a dot", "overrides.seed", "dotted field", add="overrides: {seed: 1}\n"),
     mistake("override of a key that is set", "overrides.train.train_iters", "training.train_iters", "remove one", add="overrides: {train.train_iters: 5}\n"),

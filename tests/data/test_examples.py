@@ -52,12 +52,23 @@ def test_prompts_and_answers_keep_their_blanks(tmp_path):
     assert manifest.examples.kind == "pairs"
 
 
+def test_a_prompt_of_several_fields_is_joined_by_blank_lines(tmp_path):
+    rows = [{"q": " Add.", "more": more, "a": "4"} for more in ("2 and 2 ", "", " ")]
+    *_, found = corpus(tmp_path, rows, prompt=["q", "more"], answer="a")
+    assert [row["prompt"] for row in found] == [" Add.\n\n2 and 2 ", " Add.", " Add."]
+
+
 @pytest.mark.parametrize(
     ("row", "said"),
     [
         ({"messages": CHAT[:1]}, "no turn of the role 'assistant'.*it has user"),
         ({"messages": "hello"}, "holds no list of turns"),
-        ({"messages": [{"role": "assistant", "content": [{"type": "image"}]}]}, "content isn't text"),
+        ({"messages": [{"role": "assistant", "content": [{"type": "image"}]}]}, "'content' isn't text"),
+        ({"messages": [CHAT[0], {"role": "assistant"}]}, "a turn of 'assistant' without 'content'"),
+        ({"messages": [{"from": "gpt", "text": "hello"}]}, "a turn of 'assistant' without 'value'"),
+        ({"messages": [*CHAT, {"role": "assistant", "content": ""}]}, "a turn of 'assistant' that is empty"),
+        ({"messages": [CHAT[0], {"role": "assistant", "content": " \n"}]}, "a turn of 'assistant' that is blank"),
+        ({"messages": [CHAT[0], {**CHAT[1], "weight": 0}]}, "'weight': 0, which can't leave a turn out of the loss"),
         ({"text": "hello"}, "no key 'messages'; set the corpus's `messages` to one of"),
     ],
 )
@@ -69,9 +80,15 @@ def test_what_can_not_be_learned_from_is_named_with_its_line(tmp_path, row, said
     assert len(found) == 1 and manifest.bad.records == 1 and "rows.jsonl:2" in manifest.bad.samples[0]
 
 
+def test_an_openai_weight_of_1_changes_nothing(tmp_path):
+    *_, found = corpus(tmp_path, [{"messages": [CHAT[0], {**CHAT[1], "weight": 1}]}], messages="messages")
+    assert found == [{"messages": CHAT}]
+
+
 def test_an_empty_answer_and_an_empty_corpus_are_refused(tmp_path):
-    with pytest.raises(InputError, match="'a' is empty"):
-        corpus(tmp_path, [{"q": "1", "a": ""}], prompt="q", answer="a")
+    for answer, said in (("", "empty"), (" \n", "blank")):
+        with pytest.raises(InputError, match=f"'a' is {said}"):
+            corpus(tmp_path, [{"q": "1", "a": answer}], prompt="q", answer="a")
     with pytest.raises(InputError, match="holds no example"):
         corpus(tmp_path, [{"q": "1", "a": ""}], prompt="q", answer="a", on_bad_record="skip")
 

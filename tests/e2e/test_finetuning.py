@@ -111,7 +111,7 @@ def test_the_report_shows_which_tokens_count(tuned):
     shown = [part.split("</pre>")[0] for part in page.split('<pre class="example">')[1:]]
     before, marked = next(one for one in shown if "What does" in one).split("<mark>")
     assert "&lt;|im_start|&gt;user\nWhat does" in before and marked.count("&lt;|im_end|&gt;") == 1
-    assert marked.endswith("&lt;|im_end|&gt;</mark>")
+    assert marked.endswith("&lt;|im_end|&gt;</mark>\n")
     talks = [re.findall("<mark>(.*?)</mark>", one, re.DOTALL) for one in shown if "and then?" in one]
     one, two = sorted(talks, key=len)  # of a conversation its last answer, or both
     assert (len(one), len(two)) == (1, 2) and two[1:] == one

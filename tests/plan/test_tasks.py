@@ -6,6 +6,9 @@ from megaboa.check import adapters, flops, memory, parameters
 from megaboa.check.stages import stages
 from megaboa.config import ConfigError
 from megaboa.files import digest
+from megaboa.plan import specifications
+from megaboa.plan.shared import Shared
+from megaboa.records import CorpusSpec, parse
 
 CHATS = "corpora: {text: {source: python-stdlib}, chats: {source: python-stdlib, messages: messages}}\n"
 TUNED = CHATS + "data: {blend: chats}\nmodels: {dense: {init: pretrained}}\ntask: %s\n"
@@ -32,6 +35,12 @@ def test_the_identity_holds_the_task_and_what_is_of_it(plan_of, tmp_path):
         **{"template": None, "loss_on": "answers", "pack": False},
         **{"rank": 4, "alpha": 32, "dropout": 0.0, "targets": ["linear_qkv"]},
     }
+
+
+def test_a_prompt_may_have_several_fields(plan_of, tmp_path):
+    text = TUNED.replace("messages: messages", "prompt: [instruction, input], answer: output") % "sft"
+    specs = specifications.contents(Shared(plan_of(text, **{"training.train_iters": 10}), tmp_path))
+    assert parse(CorpusSpec, specs["corpora/chats.json"], "spec").example_keys == ("instruction", "input", "output")
 
 
 def test_pretraining_knows_nothing_of_it(plan_of):
@@ -88,6 +97,14 @@ def test_a_sweep_over_tasks_shares_one_index_of_the_examples(plan_of):
             (TUNED % "lora").replace("init:", "conversion: {tp: 2}, init:") + "export: {runs: all}\n",
             "trains adapters, which one process merges: remove it, or, once the model is imported, "
             "models.dense.conversion",
+        ),
+        (
+            "models: {dense: {recipe: recipes/bert.py, config: null}}\n" + CHATS + "data: {blend: chats}\ntask: lora\n",
+            "and 'dense' has a recipe: set it to pretrain, or name another model",
+        ),
+        (
+            (TUNED % "lora").replace("blend: chats", "blend: chats, validation_sets: {more: chats}"),
+            "validation_sets: applies to text, and task: lora reads examples",
         ),
         (CHATS.replace("messages: messages", "prompt: question"), "need messages, or prompt and answer"),
         (CHATS.replace("messages: messages", "messages: m, text_key: t"), "remove text_key"),

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import made
 import pytest
@@ -38,9 +39,11 @@ UNMARKED = {
 }
 MARKS = {"chatml": ["<|im_start|>", "<|im_end|>"]}
 MARKS["llama3"] = ["<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
+SHIPPED = (Path(__file__).parents[3] / "config/experiments/templates/chatml.jinja").read_text()
 NO_MARKS = "{% for m in messages %}{{ m.content }} {% endfor %}"
 TEMPLATES = {"m": None, "marked": CHATML, "unmarked": NO_MARKS, **UNMARKED}  # by model, its tokenizer's own
 TURNS = [("system", "Be brief."), ("user", "one?"), ("assistant", "1"), ("user", "two?"), ("assistant", "two is 2")]
+TURNS_OF_LINES = [{"role": "user", "content": "one\u2028two?\x85"}, {"role": "assistant", "content": "two\u2029is 2"}]
 CHAT = {"messages": [{"role": role, "content": content} for role, content in TURNS]}
 # Of three lengths, so that a packed sequence has room for several, and rarely ends with one.
 MIXED = [{"messages": CHAT["messages"][first:end]} for first, end in ((0, 5), (1, 3), (3, 5))]
@@ -50,7 +53,12 @@ CASES = {
     "chats": (CHATML, {}),
     "last": (CHATML, {"loss_on": "last-answer"}),
     "everything": (CHATML, {"loss_on": "everything"}),
+    "everything, ChatML": (None, {"model": "chatml", "loss_on": "everything"}),
     "joined": ("none", {"corpus": "pairs"}),
+    "long prompts": ("none", {"corpus": "prompts", "split": "100,0,0"}),
+    "long answers": ("none", {"corpus": "answers", "split": "100,0,0"}),
+    "ends of lines": (CHATML, {"corpus": "lines"}),
+    "shipped": (SHIPPED, {"model": "chatml"}),
     "promoted": (CHATML, {"corpus": "pairs"}),
     "none at all": (None, {}),
     "no marks": (NO_MARKS, {}),
@@ -76,7 +84,15 @@ CASES = {
     "packed": (CHATML, {"pack": True, "corpus": "mixed", "split": "100,0,0"}),
     "packed for cp": (CHATML, {"pack": True, "corpus": "mixed", "split": "100,0,0", "cp": 2}),
 }
-READ = ("mixed", "packed", "packed for cp", "ChatML, mixed", "ChatML, packed")  # of which the batches are looked at
+READ = (
+    "long prompts",
+    "long answers",
+    "mixed",
+    "packed",
+    "packed for cp",
+    "ChatML, mixed",
+    "ChatML, packed",
+)  # of which the batches are looked at
 
 
 @pytest.fixture(scope="module")
@@ -91,10 +107,14 @@ def found(tmp_path_factory):
         facts = {"vocab_size": 310, "tokenizer": str(of_model(root, model, template)), "weights": False}
         write(experiment / "models" / model / "source.json", made.source(path=str(root / "hf"), **facts))
     pair = {"prompt": "two? ", "answer": "two is 2"}
-    for name, rows in (("messages", [CHAT] * 40), ("pairs", [pair] * 40), ("mixed", MIXED * 8)):
+    rows_of_all = {"messages": [CHAT] * 40, "pairs": [pair] * 40, "mixed": MIXED * 8}
+    rows_of_all["prompts"] = [pair, {"prompt": "two? " * 90 + "one? ", "answer": "two is 2"}] * 8
+    rows_of_all["answers"] = [pair, {"prompt": "two? ", "answer": "two is 2 " * 90}] * 8
+    rows_of_all["lines"] = [{"messages": [*TURNS_OF_LINES]}] * 40
+    for name, rows in rows_of_all.items():
         path = root / f"{name}.jsonl"
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        kind = "pairs" if name == "pairs" else "messages"
+        path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+        kind = "messages" if "messages" in rows[0] else "pairs"
         about = {"kind": kind, "count": len(rows), "turns": 80, "size": path.stat().st_size}
         examples = Examples(**about, sha256=file_digest(path), path=str(path))
         write(experiment / "data" / f"{name}.json", replace(made.corpus(), documents=len(rows), examples=examples))
@@ -185,6 +205,35 @@ def test_prompts_and_answers_are_joined_or_become_a_conversation(found):
     [answer] = counted(found, "joined")
     assert answer.startswith("two is 2") and found["joined"]["examples"]["template"] == "none"
     assert counted(found, "promoted") == ["two is 2<|end|>"]
+
+
+def test_long_prompts_and_answers_are_cut_at_their_end_and_counted(found):
+    """What answers are given to stays whole, and what ends an answer comes after all of it."""
+    for case, silent in (("long prompts", 8), ("long answers", 0)):
+        read, batch = found[case]["examples"], found[case]["batch"]
+        assert (read["examples"], read["cut"], read["silent"]) == (16, 8, silent) and read["longest"] > 129
+        rows = list(zip(batch["tokens"], batch["labels"], batch["loss_mask"], strict=True))
+        [end] = {labels[sum(map(bool, mask)) + mask.index(1) - 1] for tokens, labels, mask in rows[::2]}
+        for tokens, labels, mask in rows[1::2]:
+            assert len(tokens) == 128 and tokens[:2] == rows[0][0][:2] and end not in (*tokens, *labels)
+            assert sum(mask) == (0 if silent else 128 - mask.index(1))
+
+
+def test_a_text_may_have_any_ends_of_lines(found):
+    assert found["ends of lines"]["samples"] == {"train": 32, "valid": 8}
+    assert counted(found, "ends of lines") == ["two\u2029is 2<|end|>"]
+
+
+def test_the_shipped_template_is_chatml_and_its_marks_decide(found):
+    """Bridge alone would take the format's ends, with the end of the line."""
+    text = "".join(text for text, _ in found["shipped"]["examples"]["shown"]["pieces"])
+    assert text == "".join(f"<|im_start|>{role}\n{said}<|im_end|>\n" for role, said in TURNS)
+    assert counted(found, "shipped") == ["1<|im_end|>", "two is 2<|im_end|>"]
+
+
+def test_everything_is_every_token(found):
+    [everything] = counted(found, "everything, ChatML")
+    assert everything.count("<|im_start|>") == len(TURNS) - 1  # the first token is never predicted
 
 
 def test_examples_are_shared_out_and_counted(found):

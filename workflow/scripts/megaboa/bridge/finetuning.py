@@ -6,23 +6,29 @@ Examples lie in the run's index (bridge/tuned_samples.py), split, and packed whe
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+from megatron.bridge.data import conversation_processing, token_utils
 from megatron.bridge.data.builders.gpt_sft import GPTSFTDatasetConfig
+from megatron.bridge.data.datasets import gpt_sft
 from megatron.bridge.data.packing import PackedSequenceSpecs
 from megatron.bridge.data.sft_processing import (
     ChatSFTPreprocessingConfig,
     PromptCompletionSFTPreprocessingConfig,
     SFTPreprocessingConfig,
+    TokenizedPromptCompletion,
+    tokenize_prompt_completion_example,
 )
 from megatron.bridge.peft.base import PEFT
 from megatron.bridge.peft.dora import DoRA
 from megatron.bridge.peft.lora import LoRA
 from megatron.bridge.peft.utils import ParallelLinearAdapter
 from megatron.bridge.training.config import ConfigContainer
+from megatron.core.transformer.moe.router import TopKRouter
 from megatron.core.transformer.transformer_layer import TransformerLayer
 
 from megaboa.blends import SPLITS, split_blends
@@ -35,11 +41,18 @@ from megaboa.store_paths import RunStore
 
 # Placeholder for runs that aren't prepared yet, and for random weights: Bridge only checks that the folder exists.
 NOWHERE = "."
+# Tokens by which turns begin, and of images and sounds, which Bridge never counts.
+NEVER_SPOKEN = token_utils.PAD_TOKENS
+MARKS = re.compile(r"{%[-+]?\s*generation\s*[-+]?%}")
+infer_boundaries = conversation_processing.infer_assistant_mask_boundary_config
 LOSS_MODES = {"answers": "assistant", "last-answer": "last_turn", "everything": "full"}
 
 
 def configure(config: ConfigContainer, run: RunSpec, pretrained: str | None) -> None:
     """Set the task's dataset, loss and adapters, after all keys and before overrides."""
+    gpt_sft.tokenize_prompt_completion_example = joined
+    conversation_processing.infer_assistant_mask_boundary_config = boundaries
+    token_utils.PAD_TOKENS = set() if run.tuning["loss_on"] == "everything" else NEVER_SPOKEN
     parallel = config.model
     cut = 2 * parallel.context_parallel_size if parallel.context_parallel_size > 1 else 1
     packed = run.tuning["pack"]
@@ -82,6 +95,28 @@ def preprocessing(tuning: Tree) -> SFTPreprocessingConfig:
     return PromptCompletionSFTPreprocessingConfig(
         prompt_column="prompt", completion_column="answer", loss_mode=whole, strip_whitespace=False
     )
+
+
+def joined(*arguments: Any, max_length: int, **named: Any) -> TokenizedPromptCompletion:
+    """A prompt and its answer, cut at the end as conversations are, with one token more, which is only predicted.
+
+    Bridge would cut the prompt, so that answers lose what they answer, and put the last token behind half an answer.
+    """
+    whole = tokenize_prompt_completion_example(*arguments, **named)
+    room = max(0, max_length + 1 - len(whole.prompt_ids))
+    return TokenizedPromptCompletion(
+        input_ids=whole.input_ids[: max_length + 1],
+        loss_mask=whole.loss_mask[: max_length + 1],
+        prompt_ids=whole.prompt_ids[:max_length],
+        completion_ids=whole.completion_ids[:room],
+    )
+
+
+def boundaries(tokenizer: Any) -> conversation_processing.AssistantMaskBoundaryConfig | None:
+    """Where a known format begins and ends what the assistant says; None if the template marks it. Bridge would prefer
+    the format to the marks."""
+    found = conversation_processing.get_processor_tokenizer(tokenizer)
+    return None if MARKS.search(found.chat_template or "") else infer_boundaries(tokenizer)
 
 
 def adapters(run: RunSpec) -> PEFT:
@@ -127,6 +162,7 @@ def _adapt(seed: int, random_weights: bool) -> None:
 
     def transform_and_draw(peft: PEFT, model: list[Any]) -> list[Any]:
         adapted = transform(peft, model)
+        freeze_expert_biases(adapted)
         require_adapters(peft, adapted)
         draw(adapted, seed)
         return adapted
@@ -154,6 +190,14 @@ def draw(model: list[torch.nn.Module], seed: int) -> None:
         torch.nn.init.xavier_normal_(whole, generator=numbers)
         with torch.no_grad():
             weight.copy_(whole.chunk(ranks, axis)[rank])
+
+
+def freeze_expert_biases(model: list[torch.nn.Module]) -> None:
+    """Keep the biases by which routers balance experts. They belong to the base, and no checkpoint of adapters has
+    them; Megatron-Core changes them by the experts' load, frozen or not."""
+    for chunk in model:
+        for router in (part for part in chunk.modules() if isinstance(part, TopKRouter)):
+            router.frozen_expert_bias = True
 
 
 def require_adapters(peft: PEFT, model: list[torch.nn.Module]) -> None:

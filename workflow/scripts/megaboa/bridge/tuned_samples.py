@@ -11,6 +11,7 @@ import contextlib
 import itertools
 import json
 import random
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -37,6 +38,7 @@ from megaboa.run.inputs import bounds_of
 FILES = dict(zip(SPLITS, ("training.jsonl", "validation.jsonl", "test.jsonl"), strict=True))  # names that Bridge uses
 LOOKED_AT = 100  # number of examples for which it is checked that the template includes their texts
 MOSTLY = 0.5
+UNCUT = sys.maxsize
 
 
 @dataclass(frozen=True)
@@ -130,7 +132,8 @@ def _write(folder: RunFolder, split: str, chats: bool, path: Path) -> int:
     way."""
     [name] = split_blends(folder.run.data)[split]
     corpus = folder.corpora[name].examples
-    rows = Path(corpus.path).read_text(encoding="utf-8").splitlines()
+    with Path(corpus.path).open(encoding="utf-8", newline="\n") as lines:  # a text may have other ends of lines
+        rows = list(lines)
     chosen = range(len(rows))
     if folder.run.data.get("blend"):
         chosen = list(chosen)
@@ -167,7 +170,7 @@ def _read(config: ConfigContainer, run: RunSpec, template: _Template, tokenizer:
     dataset = build_gpt_sft_split(
         path,
         tokenizer=tokenizer,
-        seq_length=config.dataset.seq_length,
+        seq_length=UNCUT,
         memmap_workers=1,
         seed=config.dataset.seed,
         packed_sequence_size=-1,

@@ -301,8 +301,8 @@ def _same_files(corpora: dict[str, Tree]) -> Iterator[tuple[str, str]]:
 
 
 def is_local(name: str) -> bool:
-    """Whether a Hugging Face name is a local folder."""
-    return name.startswith(("./", "../", "/", "~")) or FilePath(name).is_dir()
+    """Whether a Hugging Face name is a local folder, there or not: an id is an owner and a name, or a name alone."""
+    return name.startswith(("./", "../", "/", "~")) or name.count("/") > 1 or FilePath(name).is_dir()
 
 
 def _model_problem(field: str, value: Any, trained: list[str]) -> list[str]:

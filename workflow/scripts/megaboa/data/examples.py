@@ -25,6 +25,7 @@ DECIDING = ("messages", "prompt", "answer", "limit", "max_document_mb", "on_bad_
 ASSISTANT = "assistant"
 ROLES = {"human": "user", "gpt": ASSISTANT, "bot": ASSISTANT}  # roles in ShareGPT's conversations
 SHOWN_BAD = 10
+BETWEEN = "\n\n"  # several fields of a prompt
 
 
 def format_of(spec: CorpusSpec) -> Format:
@@ -115,22 +116,21 @@ def _example(spec: CorpusSpec, values: Sequence[Any]) -> Tree | Bad:
             return Bad(f"{name!r} holds {type(value).__name__}, not a string")
         if problem := _problem(value):
             return Bad(f"{name!r} {problem}")
-    if not values[1]:
-        return Bad(f"{spec.answer!r} is empty, so nothing could be learned from it")
-    return {"prompt": values[0], "answer": values[1]}
+    *prompts, answer = values
+    if not answer.strip():
+        return Bad(f"{spec.answer!r} is {_blank(answer)}, so nothing could be learned from it")
+    joined = prompts[0] if len(prompts) == 1 else BETWEEN.join(filter(str.strip, prompts))
+    return {"prompt": joined, "answer": answer}
 
 
 def _conversation(key: str, value: Any) -> Tree | Bad:
-    turns = _turns(value)
-    if turns is None:
+    rows = _rows(value)
+    turns = [_turn(row) for row in rows or ()]
+    if rows is None or None in turns:
         return Bad(f"{key!r} holds no list of turns, each with `role` and `content` (or `from` and `value`)")
-    for turn in turns:
-        if not isinstance(turn["content"], str):
-            return Bad(
-                f"{key!r} holds a turn of {turn['role']!r} whose content isn't text, and only text is trained on"
-            )
-        if problem := _problem(turn["content"]):
-            return Bad(f"a turn of {turn['role']!r} {problem}")
+    for row, turn in zip(rows, turns, strict=True):
+        if problem := _problem_of_turn(row, turn):
+            return Bad(f"{key!r} holds a turn of {turn['role']!r} {problem}")
     if not any(turn["role"] == ASSISTANT for turn in turns):
         roles = ", ".join(sorted({str(turn["role"]) for turn in turns})) or "no turn"
         return Bad(
@@ -139,21 +139,42 @@ def _conversation(key: str, value: Any) -> Tree | Bad:
     return {"messages": turns}
 
 
-def _turns(value: Any) -> list[Tree] | None:
+def _rows(value: Any) -> list[Tree] | None:
     if isinstance(value, dict):  # old versions of `datasets` stored a list of records as lists by key
         columns = {name: column for name, column in value.items() if isinstance(column, list)}
         value = [dict(zip(columns, row, strict=False)) for row in zip(*columns.values(), strict=False)]
-    if not isinstance(value, list) or not all(isinstance(turn, dict) for turn in value):
-        return None
-    found = []
-    for turn in value:
-        role, content = (
-            (turn.get("role"), turn.get("content")) if "role" in turn else (turn.get("from"), turn.get("value"))
+    return value if isinstance(value, list) and all(isinstance(turn, dict) for turn in value) else None
+
+
+def _keys(row: Tree) -> tuple[str, str]:
+    return ("role", "content") if "role" in row else ("from", "value")
+
+
+def _turn(row: Tree) -> Tree | None:
+    role, content = map(row.get, _keys(row))
+    return {"role": ROLES.get(role.lower(), role.lower()), "content": content} if isinstance(role, str) else None
+
+
+def _problem_of_turn(row: Tree, turn: Tree) -> str | None:
+    content = turn["content"]
+    if content is None:
+        return f"without {_keys(row)[1]!r}: only text is trained on"
+    if not isinstance(content, str):
+        return f"whose {_keys(row)[1]!r} isn't text, and only text is trained on"
+    if problem := _problem(content):
+        return f"that {problem}"
+    if turn["role"] == ASSISTANT and not content.strip():
+        return f"that is {_blank(content)}, so nothing could be learned from it"
+    if row.get("weight") not in (None, 1):
+        return (
+            f"with 'weight': {row['weight']!r}, which can't leave a turn out of the loss: remove the key (with "
+            "tuning.loss_on: last-answer only the last answer counts)"
         )
-        if not isinstance(role, str):
-            return None
-        found.append({"role": ROLES.get(role.lower(), role.lower()), "content": content})
-    return found
+    return None
+
+
+def _blank(text: str) -> str:
+    return "blank" if text else "empty"
 
 
 def _problem(text: str) -> str | None:

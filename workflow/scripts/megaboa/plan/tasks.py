@@ -93,10 +93,10 @@ def _template_problems(config: Experiment, examples: list[str]) -> Iterator[tupl
 def _model_problems(config: Experiment, model: str) -> Iterator[tuple[tuple[str, ...], str]]:
     wanted, task = config.models[model], config.task
     if wanted.recipe is not None:
+        remedy = f"remove models.{model}.recipe" if wanted.has_source else "set it to pretrain, or name another model"
         yield (
             ("task",),
-            f"{task} takes a model from Hugging Face or an inline config, and {model!r} has a recipe: "
-            f"remove models.{model}.recipe",
+            f"{task} takes a model from Hugging Face or an inline config, and {model!r} has a recipe: {remedy}",
         )
     if task == "sft" and wanted.init == "scratch" and config.continue_from is None:
         yield (

@@ -48,13 +48,14 @@ class CorpusSpec(TextSpec):
     prepend_bos: bool | None
     encoder: Literal["auto", "gigatoken", "tokenizers"]
     messages: str | None = field(default=None, metadata=IF_SET)  # field with a conversation, instead of text
-    prompt: str | None = field(default=None, metadata=IF_SET)  # fields with a prompt and its answer, instead of text
+    prompt: str | list[str] | None = field(default=None, metadata=IF_SET)  # its fields, and its answer's
     answer: str | None = field(default=None, metadata=IF_SET)
 
     @property
     def example_keys(self) -> tuple[str, ...]:
         """The fields of an example for fine-tuning; empty if the corpus is text or tokens."""
-        return tuple(filter(None, (self.messages, self.prompt, self.answer)))
+        prompt = (self.prompt,) if isinstance(self.prompt, str) else self.prompt or ()
+        return tuple(filter(None, (self.messages, *prompt, self.answer)))
 
 
 @dataclass(frozen=True, kw_only=True)

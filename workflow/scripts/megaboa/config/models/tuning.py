@@ -19,7 +19,7 @@ class Tuning(Section):
     )
     loss_on: Literal["answers", "last-answer", "everything"] = key(
         "answers",
-        "tokens that count in the loss: all turns of the assistant, its last one, or everything",
+        "tokens that count in the loss: all turns of the assistant, its last one, or every token",
         short="losson",
     )
     pack: bool = key(False, "join several examples to one sequence, which can't see each other (on GPUs)", short="pack")
