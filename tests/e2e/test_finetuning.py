@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from clone import edit
+from transformers import AutoTokenizer, GenerationConfig
 
 pytestmark = pytest.mark.slow
 
@@ -32,7 +33,7 @@ RUNS = {
     "dora-pp2": f"{{task: dora, {FROM}, {LAST}, {TWO}, {LAYOUTS['pp2']}}}",
 }
 MORE = """\
-export: {runs: [lora, dora, lora-imported]}
+export: {runs: [lora, dora, lora-imported, sft]}
 recovery: {backoff_seconds: 0}
 report:
   agreements:
@@ -93,6 +94,7 @@ def test_exports_are_the_base_and_the_adapters_and_peft_reads_them(tuned):
         checks = {one["name"]: one for one in proof["checks"]}
         assert {"merged", "logits", "second export", "validation loss"} <= checks.keys()
         assert all(one["state"] == "PASS" for one in checks.values())
+        assert ("trained" in checks) == (run == "lora-imported"), "after continue_from `merged` says it"
         has_peft = Path(sysconfig.get_path("purelib"), "peft").is_dir()  # of `make setup`
         assert ("peft" in checks) == has_peft and ("peft" in (proof["left_out"] or {})) != has_peft
         export = tuned.results("tuned", "runs", run, "export")
@@ -104,6 +106,27 @@ def test_exports_are_the_base_and_the_adapters_and_peft_reads_them(tuned):
         assert set(adapter["target_modules"]) == {"q_proj", "k_proj", "v_proj"} | others
         assert "{% generation %}" in (export / "chat_template.jinja").read_text()
         assert "`adapter/`; here they are merged" in (export / "README.md").read_text()
+
+
+def test_the_weights_are_compared_with_those_of_the_parent(tuned):
+    proof = tuned.json("tuned", "runs", "sft", "proof.json")
+    said = {one["name"]: one["detail"] for one in proof["checks"]}
+    changed, count = re.match(r"(\d+) of (\d+) parameters differ from those of tuned/base@4", said["trained"]).groups()
+    assert changed == count
+    config = experiment(tuned, "still", {"sft": RUNS["sft"]}, "export: {runs: all}\n")
+    edit(config, "{lr: 1.0e-2}", "{lr: 1.0e-30}")
+    output = tuned.snakemake("--configfile", config, code=1)
+    assert "0 of" in output and "parameters differ from those of tuned/base@4" in output
+
+
+def test_generation_ends_as_answers_do(tuned):
+    for run in ("sft", "lora"):
+        export = tuned.results("tuned", "runs", run, "export")
+        words = AutoTokenizer.from_pretrained(export)
+        end = words.convert_tokens_to_ids("<|im_end|>")
+        checks = {one["name"]: one for one in tuned.json("tuned", "runs", run, "proof.json")["checks"]}
+        assert ("stops" in checks) == (end in words.all_special_ids)
+        assert "stops" not in checks or end in GenerationConfig.from_pretrained(export).eos_token_id
 
 
 def test_the_report_shows_which_tokens_count(tuned):

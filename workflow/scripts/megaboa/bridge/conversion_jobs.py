@@ -131,6 +131,7 @@ def export_model(
         # Older exports without this key may have a tied head twice; none of them has a proof.
         **({} if has_weights(source) else {"tensors": "those that transformers saves"}),
         **({"template": folder.run.tuning["template"]} if folder.run.is_tuned else {}),
+        **({"ends": "as answers do"} if folder.run.is_of_chats else {}),
     }
     checkpoint = checkpoints.folder(run.checkpoints, iteration)
     file_bytes = int(spec.file_gb * 1e9)

@@ -115,8 +115,9 @@ def joined(*arguments: Any, max_length: int, **named: Any) -> TokenizedPromptCom
 def boundaries(tokenizer: Any) -> conversation_processing.AssistantMaskBoundaryConfig | None:
     """Where a known format begins and ends what the assistant says; None if the template marks it. Bridge would prefer
     the format to the marks."""
-    found = conversation_processing.get_processor_tokenizer(tokenizer)
-    return None if MARKS.search(found.chat_template or "") else infer_boundaries(tokenizer)
+    words = conversation_processing.get_processor_tokenizer(tokenizer)
+    template = conversation_processing._get_chat_template(words, tokenizer)
+    return None if MARKS.search(template or "") else infer_boundaries(tokenizer)
 
 
 def adapters(run: RunSpec) -> PEFT:

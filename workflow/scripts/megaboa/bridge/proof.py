@@ -23,10 +23,10 @@ from megatron.bridge.data.utils import get_dataset_provider
 from megatron.bridge.training.config import runtime_config_update
 from megatron.core import parallel_state
 from megatron.core.utils import unwrap_model
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoTokenizer
 
 from megaboa.blends import SPLITS
-from megaboa.bridge import adapters, configuration, datasets, reference, tuned_samples, weights
+from megaboa.bridge import adapters, configuration, datasets, finetuning, reference, tuned_samples, weights
 from megaboa.bridge.as_trained import as_trained
 from megaboa.bridge.convert import (
     converter_of,
@@ -51,7 +51,7 @@ from megaboa.bridge.tensor_checks import (
     trained,
     trained_from_scratch,
 )
-from megaboa.bridge.trained import add_template, export_adapters, load_trained
+from megaboa.bridge.trained import add_template, end_of_answers, ends, export_adapters, load_trained
 from megaboa.bridge.verdict import check
 from megaboa.bridge.weights import Tensors
 from megaboa.conversion import WHOLE
@@ -119,6 +119,7 @@ def prove_export(
         checks += same_logits(model, theirs, vocab_size)
         del model  # same_logits has made it compute in fp32
         model = load_trained(bridge, folder, checkpoint, layout)
+        checks += trained_further(bridge, model, folder, layout, trained_bits, vocab_size)
         read_back(bridge, model, export.path)
         checks.append(same_parameters(trained_bits, parameter_digests(bridge, model, vocab_size)))
     if found is None:
@@ -143,18 +144,20 @@ class _Found:
         self.can_be_read = files.passed
         if not files.passed:
             return  # nothing else can be said about changed files
-        self._tensors(export, source)
+        self._tensors(export, source, folder)
         self._evaluation = checkpoints.evaluations(RunStore(folder.store)).get(export.iteration)
         if obstacle := held_out_obstacle(folder, self._evaluation, source.params):
             self.left_out["validation loss"] = obstacle
         else:
             self._read = held_out_batches(folder, self._evaluation)  # must precede the process group
             self._precision = as_trained(folder).training["precision"]
+        if folder.run.is_of_chats:
+            self._stops(Path(export.path))
         self.checks += runs_alone(export.path, source.params)
         # If these failed, Megatron can't read the files either.
         self.can_be_read = not NEEDED.intersection(one.name for one in self.checks if not one.passed)
 
-    def _tensors(self, export: ExportRecord, source: ModelSource) -> None:
+    def _tensors(self, export: ExportRecord, source: ModelSource, folder: RunFolder) -> None:
         # Expectations come from the source's config; from the export's only the type that training gave the weights.
         config = AutoConfig.from_pretrained(source.path, local_files_only=True)
         dtype = AutoConfig.from_pretrained(export.path, local_files_only=True).dtype
@@ -162,13 +165,26 @@ class _Found:
             if has_weights(source):
                 with Tensors(source.path) as before:
                     self.checks += [same_kinds(before.kinds(), after.kinds(), DTYPE_NAMES[dtype])]
-                    self.checks += [trained(before, after)]
+                    self.checks += [trained(before, after)] if not folder.run.parent else []
             else:
                 self.checks.append(same_kinds(kinds(saved_tensors(config)), after.kinds(), DTYPE_NAMES[dtype]))
-                moved, obstacle = trained_from_scratch(after, dtype)
+                moved, obstacle = trained_from_scratch(after, dtype) if not folder.run.parent else (None, None)
                 self.checks += [moved] if moved else []
                 self.left_out |= {"trained": obstacle} if obstacle else {}
+            if folder.run.parent and not finetuning.parents_checkpoint(folder).is_dir():
+                self.left_out["trained"] = f"the checkpoint of {folder.run.parent} is gone"
             self.checks += complete(after, config)
+
+    def _stops(self, export: Path) -> None:
+        """Check that generation ends with what ended the answers of the examples."""
+        end = end_of_answers(export)
+        if end is None:
+            self.left_out["stops"] = "the chat template ends answers by no special token, so set where generation ends"
+            return
+        words = AutoTokenizer.from_pretrained(export, local_files_only=True)
+        found = ends(export)
+        detail = f"answers end with {words.decode(end)}, generation with {' or '.join(map(words.decode, found))}"
+        self.checks.append(check("stops", end in found, detail))
 
     def loss(self, theirs: torch.nn.Module) -> list[Check]:
         """Compare the loss of transformers' model on the samples of the run's own evaluation."""
@@ -214,6 +230,31 @@ def second_export(
     wrong += sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
     detail = f"{len(names)} tensors are the same bit for bit, and {len(found) - 1} other files"
     return check("second export", not wrong, detail if not wrong else listed("different", wrong).lstrip("; "))
+
+
+def trained_further(
+    bridge: AutoBridge,
+    model: list[torch.nn.Module],
+    folder: RunFolder,
+    layout: Layout,
+    after: dict[str, str],
+    vocab_size: int,
+) -> list[Check]:
+    """Check that a run that began with another's checkpoint has changed its weights. What adapters change is checked
+    with them (`merged`)."""
+    if folder.run.parent is None or folder.run.has_adapters:
+        return []
+    checkpoint = finetuning.parents_checkpoint(folder)
+    if not from_all(checkpoint.is_dir())[-1]:
+        return []
+    parent = load_checkpoint(bridge, checkpoint, layout)
+    for mine, theirs in zip(unwrap_model(model)[0].parameters(), unwrap_model(parent)[0].parameters(), strict=True):
+        theirs.data = theirs.data.to(mine.dtype)  # a run may have another precision than its parent
+    before = parameter_digests(bridge, parent, vocab_size)
+    found = from_all((sum(before[name] != after[name] for name in after), len(after)))
+    changed, count = map(sum, zip(*found, strict=True))
+    detail = f"{changed} of {count} parameters differ from those of {folder.run.parent}"
+    return [check("trained", changed > 0, detail)]
 
 
 def read_back(bridge: AutoBridge, model: list[torch.nn.Module], folder: str) -> None:

@@ -8,14 +8,19 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from jinja2 import TemplateError
 from megatron.bridge import AutoBridge
+from transformers import AutoTokenizer
 
 from megaboa.bridge import adapters
 from megaboa.bridge.convert import converter_of, export_checkpoint, export_model, is_last, load_checkpoint
-from megaboa.files import write_text
+from megaboa.bridge.source import GENERATION
+from megaboa.files import read_json, write_json, write_text
 from megaboa.layout import Layout
 from megaboa.paths import ADAPTER, CHAT_TEMPLATE, RunFolder
 from megaboa.records import ModelSource, RunSpec
+
+PROBE = "megaboa"
 
 
 def export_run(
@@ -46,8 +51,36 @@ def export_adapters(
 
 
 def add_template(run: RunSpec, folder: Path) -> None:
+    """Add the chat template that a run was fine-tuned with, and end generation where its answers end."""
     if run.chat_template is not None:
         write_text(folder / CHAT_TEMPLATE, run.chat_template)
+    if run.is_of_chats and (end := end_of_answers(folder)) is not None:
+        path = folder / GENERATION
+        settings = read_json(path)
+        words = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        found = [*ends(folder), words.eos_token_id, end]
+        write_json(path, {**settings, "eos_token_id": [*dict.fromkeys(one for one in found if one is not None)]})
+
+
+def end_of_answers(folder: Path) -> int | None:
+    """The special token that ends what the assistant says, by the chat template of an exported folder; None if it can't
+    be told."""
+    words = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    turns = [{"role": "user", "content": "one?"}, {"role": "assistant", "content": PROBE}]
+    try:
+        text = words.apply_chat_template(turns, tokenize=False)
+    except (ValueError, TypeError, TemplateError):  # it is for other conversations than this one
+        return None
+    _, said, behind = text.rpartition(PROBE)
+    special = {number for number, token in words.added_tokens_decoder.items() if token.special}
+    tokens = words(behind, add_special_tokens=False)["input_ids"] if said else []
+    return next((token for token in tokens if token in special), None)
+
+
+def ends(folder: Path) -> list[int]:
+    """The tokens that end generation, by the generation config of an exported folder."""
+    given = read_json(folder / GENERATION).get("eos_token_id")
+    return given if isinstance(given, list) else [] if given is None else [given]
 
 
 def load_trained(bridge: AutoBridge, run: RunFolder, checkpoint: Path, layout: Layout) -> list[torch.nn.Module]:

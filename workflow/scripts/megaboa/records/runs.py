@@ -227,6 +227,11 @@ class RunSpec(Record):
         return self.task != "pretrain"
 
     @property
+    def is_of_chats(self) -> bool:
+        """Whether examples become text by a chat template, the run's or the tokenizer's own."""
+        return self.is_tuned and self.tuning["template"] != NO_TEMPLATE
+
+    @property
     def has_template_of_model(self) -> bool:
         """Whether examples become text by the chat template in the model's folder."""
         return self.is_tuned and self.has_source and self.tuning.get("template") is None
