@@ -36,17 +36,26 @@ def folder(tmp_path_factory):
     return root
 
 
-def _tune(root, name, model, length, per_token, starts):
+def _tune(root, name, model, length, per_token, starts, of_biases=False, of_adapters=False):
     import tiny_training
     from megatron.bridge.data.builders.gpt_sft import GPTSFTDatasetConfig
     from megatron.bridge.data.datasets import gpt_sft
     from megatron.bridge.data.sft_processing import PromptCompletionSFTPreprocessingConfig
+    from megatron.bridge.peft.lora import LoRA
+    from megatron.bridge.training.callbacks import Callback
     from megatron.bridge.training.gpt_step import forward_step
     from megatron.bridge.training.pretrain import pretrain
 
     from megaboa.bridge import finetuning
     from megaboa.bridge.balancing import Balancing
     from megaboa.bridge.process import save_in_foreground
+
+    class Biases(Callback):
+        """The largest of the routers' biases, which begin with 0."""
+
+        def on_train_end(self, context):
+            routers = [part for part in context.model[0].modules() if getattr(part, "expert_bias", None) is not None]
+            self.largest = max([float(router.expert_bias.abs().max()) for router in routers], default=None)
 
     save_in_foreground()
     gpt_sft.tokenize_prompt_completion_example = finetuning.joined
@@ -77,8 +86,12 @@ def _tune(root, name, model, length, per_token, starts):
     if per_token:
         callbacks.append(Balancing(cfg))
         forward = callbacks[-1].install(forward)
-    pretrain(cfg, forward, callbacks=callbacks)
-    return record.steps
+    biases = Biases()
+    if of_adapters:
+        cfg.peft, cfg.checkpoint.pretrained_checkpoint = LoRA(target_modules=["linear_qkv"]), finetuning.NOWHERE
+        finetuning._adapt(1, random_weights=True)
+    pretrain(cfg, forward, callbacks=[*callbacks, biases])
+    return biases.largest if of_adapters or of_biases else record.steps
 
 
 def tune(folder, name="mixed", length=32, per_token=True, ranks=1, starts=False, **model):
@@ -113,3 +126,9 @@ def test_layouts_agree(folder, alone, layout):
 def test_experts_are_balanced_as_in_pretraining(folder):
     """Where all tokens count and nothing is padded, the mean over tokens is that over micro-batches."""
     assert same(tune(folder, "equal"), tune(folder, "equal", per_token=False))
+
+
+@pytest.mark.parametrize("of_adapters", [False, True])
+def test_biases_of_the_base_stay_under_adapters(folder, of_adapters):
+    [largest] = on_cpu(_tune, str(folder), "mixed", BIASED, 32, True, False, True, of_adapters)
+    assert (largest == 0) == of_adapters
