@@ -185,7 +185,8 @@ def gpt2_large(data: str) -> Iterator[Row]:
         kernels = Kernels(
             graphs="full_iteration" if size["graph"] else "none",
             loss_kernel="ours" if size["kernels"] else "native",
-            fused_activation=bool(size["fused"]),
+            fused_activation=size["fused"] == 1,
+            te_operations=size["fused"] == 2,
             attention_dropout=float(one["dropout"]),
         )
         training = Training(
@@ -249,6 +250,19 @@ OF_BRIDGE = {
 }
 
 
+def _of_recipe(model: str, ep: int) -> Kernels:
+    """What Bridge 0.6.2's performance recipes for H100 have, and the tables don't say. That of Qwen3-30B-A3B is of 16
+    expert parallel ranks: for other layouts its dispatcher isn't known."""
+    kernels = Kernels(
+        dispatcher="alltoall", grouped_gemm=True, forced_balance=True, loss_kernel="te", fp32_gradients=False
+    )
+    if "LLAMA" in model:
+        return replace(kernels, tp_comm_overlap=True)
+    if model == "Qwen3_235B_a22B":
+        return replace(kernels, expert_overlap=True)
+    return replace(kernels, dispatcher="flex", flex_backend="hybridep") if ep == 16 else kernels
+
+
 def bridge() -> Iterator[Row]:
     """H100 rows in Bridge's tables, each set of conditions once, from the newest container that has it.
 
@@ -269,7 +283,7 @@ def bridge() -> Iterator[Row]:
             )  # fmt: skip
             precision = "bf16_with_fp8_current_scaling_mixed" if "fp8" in said["precision"] else "bf16_mixed"
             training = Training(gbs=said["gbs"], mbs=said["mbs"], seq_length=said["seq_length"], precision=precision)
-            kernels = Kernels(dispatcher="alltoall", grouped_gemm=True, forced_balance=True)
+            kernels = _of_recipe(said["model"], layout.ep)
             facts = Facts(layout, model, training, kernels, cluster=Cluster("cuda", world // 8, 8, "h100-80g"))
             seconds = said["gbs"] * said["seq_length"] / (tokens * world)
             name = re.sub(r"[{}']", "", str(said))
@@ -295,7 +309,7 @@ def ours() -> list[Row]:
     of_experts = ("h200-experts", "h200-experts-one-kernel")
     experts = [one for data in of_experts for one in of_experiment(data, "moe-2xh200.yaml")]
     slices = [one for data in ("h200-slices", "h200-one-kernel") for one in of_experiment(data, "slices-1xh200.yaml")]
-    gpt2 = [one for data in ("h200-gpt2-large", "h200-tune-gpt2") for one in gpt2_large(data)]
+    gpt2 = [one for data in ("h200-gpt2-large", "h200-tune-gpt2", "h200-gpt2-joined") for one in gpt2_large(data)]
     llamas = [*llama, *again, *fastest, *bf16, *eight]
     return [*gpt2, *llamas, *blind, *even, *four, *scaling, *tuned, *experts, *slices]
 

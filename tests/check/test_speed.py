@@ -204,6 +204,49 @@ def test_gradients_that_are_not_overlapped_are_waited_for():
     assert shown.data > 2 * hidden.data > 0
 
 
+def test_fsdp_sends_in_each_micro_batch_what_it_shards():
+    """Sharded weights are gathered for each pass, sharded gradients reduced; the optimizer's shards need neither."""
+    strategies = ("optim", "optim_grads", "optim_grads_params")
+    data = [step(world_size=16, nodes=2, fsdp="megatron", fsdp_sharding=one).data for one in strategies]
+    assert data[0] < data[1] < data[2] and data[1] > 2 * data[0]
+    copies = step(world_size=16, nodes=2, fp32_gradients=False)
+    assert data[0] == pytest.approx(copies.data), "the distributed optimizer does the same"
+
+
+def test_user_buffers_hide_what_tensor_ranks_send():
+    apart, hidden = (step(tp=4, sp=True, tp_comm_overlap=each) for each in (False, True))
+    assert hidden.tensor < 0.6 * apart.tensor and hidden.products == apart.products
+    assert step(tp=4, tp_comm_overlap=True).tensor == step(tp=4).tensor, "only with sequence parallelism"
+
+
+def test_flex_dispatchers_send_a_token_once_to_each_node():
+    """Of eight experts on two nodes four are on the other one, but one copy leaves: a quarter."""
+    moe = {"experts": 128, "topk": 8, "moe_ffn": 768, "ep": 16, "world_size": 16, "nodes": 2, "forced_balance": True}
+    each, once = (step(**moe, dispatcher=one).expert for one in ("alltoall", "flex"))
+    assert each / once == pytest.approx(4, rel=0.1)
+    inside = {**moe, "ep": 8}
+    each, once = (step(**inside, dispatcher=one).expert for one in ("alltoall", "flex"))
+    assert each / once == pytest.approx(8 / (8 * (1 - (7 / 8) ** 8)), rel=0.05), "to each rank once"
+
+
+def test_joined_operations_cast_what_an_activation_writes_with_delayed_scaling():
+    joined = {"te_operations": True, "fp8_weights": False}
+    memory = {}
+    for scaling in ("delayed", "current"):
+        precision = f"bf16_with_fp8_{scaling}_scaling_mixed"
+        memory[scaling] = [step(precision=precision, **one).memory for one in ({"fp8_weights": False}, joined)]
+    assert memory["delayed"][1] < 0.85 * memory["delayed"][0]
+    assert memory["current"][1] == memory["current"][0], "which needs the largest value first"
+
+
+def test_small_passes_over_memory_have_a_latency():
+    known = calibration.of("h100-80g")
+    slow = dataclasses.replace(known, memory=dataclasses.replace(known.memory, latency=1.0))
+    more = speed.of_step(of(), slow).memory - speed.of_step(of(), known).memory
+    kernels = 4 + 6 + 3 + 4  # of attention and of the dense layers, forward and backward
+    assert more == pytest.approx(of().microbatches * 32 * kernels, rel=1e-3)
+
+
 def test_frozen_weights_have_no_gradients_of_their_own_and_no_optimizer():
     whole, frozen = step(), step(adapter_rank=16, adapter_targets=("linear_qkv", "linear_fc1"))
     assert frozen.products == pytest.approx(2 / 3 * whole.products)
@@ -310,6 +353,17 @@ def test_a_network_that_was_not_measured_is_assumed_and_the_prediction_says_so(t
     monkeypatch.setattr(calibration, "FOLDER", tmp_path)
     records.write(tmp_path / "h200.json", dataclasses.replace(shipped, network=shipped.node))
     assert "assumed" not in calibration.short("h200-141g", False, nodes=2) + calibration.told("h200-141g", nodes=2)
+
+
+def test_a_precision_that_was_not_measured_is_assumed_and_the_prediction_says_so():
+    precision = "bf16_with_nvfp4_mixed"
+    assert calibration.short("b200-180g", False, precision=precision).endswith(" (never checked in nvfp4)")
+    assert "in nvfp4, for which products 2 times as fast as bf16 are assumed" in calibration.told(
+        "b200-180g", precision=precision
+    )
+    for gpu, known in (("b200-180g", "bf16_mixed"), ("h200-141g", "bf16_with_fp8_current_scaling_mixed")):
+        assert calibration.short(gpu, False, precision=known) == calibration.short(gpu, False)
+        assert calibration.told(gpu, precision=known) == calibration.told(gpu)
 
 
 def test_a_graph_spares_the_host_what_is_in_it():

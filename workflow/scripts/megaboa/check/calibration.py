@@ -18,6 +18,13 @@ FOLDER = Path("calibrations")  # in the user's working directory
 SHIPPED = Path(__file__).parent / "calibrations"
 # Used if only GPUs of one node were measured: 400 Gbit/s each, of which collectives reach four fifths.
 NETWORK = Law(rate=40e9, latency=30e-6)
+LOW_TYPES = {  # part of a precision's name -> type in a calibration, and speed relative to bf16 if it wasn't measured
+    "fp8_current": ("fp8_current", 1.5),
+    "fp8_delayed": ("fp8_delayed", 1.6),
+    "subchannel": ("fp8_blocks", 1.4),
+    "mxfp8": ("mxfp8", 1.5),
+    "fp4": ("nvfp4", 2.0),
+}
 BY_TYPE = ("products", "grouped", "attention", "attention_fp8")  # have a law for each type
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
 
@@ -38,13 +45,27 @@ def name(gpu: str | None) -> str:
     return found.name if found else "none"
 
 
-def short(gpu: str | None, is_uncertain: bool, nodes: int = 1) -> str:
+def low_type(precision: str | None) -> tuple[str, float] | None:
+    """The type of products with fewer than 16 bits, and how much faster than bf16 it is taken for if it wasn't
+    measured."""
+    return next((found for part, found in LOW_TYPES.items() if part in (precision or "")), None)
+
+
+def short(gpu: str | None, is_uncertain: bool, nodes: int = 1, precision: str | None = None) -> str:
     """Name of the calibration, with its median error for such runs among those that it wasn't fitted to
     (`speed.is_uncertain`)."""
     found = of(gpu)
     held = found and (found.held_back_by_host if is_uncertain else found.held_back)
+    assumed = assumed_type(found, precision)
+    error = f"off by {held.median:.0%}" if held and not assumed else "never checked"
     network = ", network assumed" if assumed_network(found, nodes) else ""
-    return f"{name(gpu)} ({f'off by {held.median:.0%}' if held else 'never checked'}{network})"
+    return f"{name(gpu)} ({error}{f' in {assumed[0]}' if assumed else ''}{network})"
+
+
+def assumed_type(found: Calibration | None, precision: str | None) -> tuple[str, float] | None:
+    """A precision's type and its assumed speed relative to bf16, if the calibration has no law for its products."""
+    low = low_type(precision)
+    return low if found and low and low[0] not in found.products else None
 
 
 def assumed_network(found: Calibration | None, nodes: int) -> float | None:
@@ -53,7 +74,7 @@ def assumed_network(found: Calibration | None, nodes: int) -> float | None:
     return law.rate if nodes > 1 and not law.points else None
 
 
-def told(gpu: str | None, nodes: int = 1) -> str:
+def told(gpu: str | None, nodes: int = 1, precision: str | None = None) -> str:
     """The calibration with its errors for all kinds of runs."""
     found = of(gpu)
     if found is None:
@@ -63,6 +84,10 @@ def told(gpu: str | None, nodes: int = 1) -> str:
         errors.append(_errors(found.held_back))
     if found.held_back_by_host:
         errors.append(f"{_errors(found.held_back_by_host)} of experts or that wait for the host")
+    if low := assumed_type(found, precision):
+        errors = [
+            f"never held against runs in {low[0]}, for which products {low[1]:g} times as fast as bf16 are assumed"
+        ]
     network = assumed_network(found, nodes)
     assumed = f"; between nodes {network / 1e9:.0f} GB/s per GPU are assumed, not measured" if network else ""
     return f"{found.name}; {'; '.join(errors) or 'never held against runs'}{assumed}"

@@ -129,7 +129,7 @@ def _step_seconds(
         return step / ((f.layout.world_size or 1) * peak * mfu), f"{mfu:.0%} of peak"
     if predicted is None:
         return None, "unknown"
-    by = calibration.short(f.cluster.gpu, speed.is_uncertain(f, predicted), f.cluster.nodes)
+    by = calibration.short(f.cluster.gpu, speed.is_uncertain(f, predicted), f.cluster.nodes, f.training.precision)
     source = f"predicted by {by}"
     if correction is None:
         return predicted.seconds, source

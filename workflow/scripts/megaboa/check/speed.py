@@ -21,14 +21,7 @@ from megaboa.errors import InputError
 from megaboa.records import Calibration, Law, Link
 
 FP32 = "fp32"
-TYPES = {  # part of a precision's name -> type in a calibration, and speed relative to bf16 if it wasn't measured
-    "fp8_current": ("fp8_current", 1.5),
-    "fp8_delayed": ("fp8_delayed", 1.6),
-    "subchannel": ("fp8_blocks", 1.4),
-    "mxfp8": ("mxfp8", 1.5),
-    "fp4": ("nvfp4", 2.0),
-}
-BYTES_OF_PASS = 1.5  # time per byte of norms, activations and losses, relative to a sum of tensors
+BYTES_OF_PASS = 1.59  # time per byte of norms, activations and losses, relative to a sum of tensors
 SCORE_PASSES = 1.2  # additional factor of the same kind, for scores that aren't fused
 ACCUMULATED = 10  # bytes per parameter and micro-batch: the gradient is read, and added to the fp32 one
 UPDATED = 50  # bytes per parameter that a rank updates: the gradients' norm, and reading and writing Adam's states
@@ -115,7 +108,7 @@ class _Model:
     def __init__(self, f: Facts, known: Calibration) -> None:
         self.f, self.known = f, known
         self.layers: dict[tuple[bool, bool], tuple[Step, Step]] = {}
-        self.low = next((found for name, found in TYPES.items() if name in (f.training.precision or "")), None)
+        self.low = calibration.low_type(f.training.precision)
         layout = f.layout
         inner = layout.tp * layout.cp
         # Axis -> number of ranks, and distance of neighbours.
@@ -245,9 +238,9 @@ class _Model:
         """A part forward and backward; backward has two products for each forward one, or one if weights are frozen."""
         products = sum(map(self.product, one.products))
         ahead, behind = self.attention(one)
-        forward = Step(products=products, attention=ahead, memory=self.passes(one.forward_bytes))
+        forward = Step(products=products, attention=ahead, memory=self.passes(one.forward_bytes, one.forward_kernels))
         again = products if self.f.is_frozen else 2 * products
-        backward = Step(products=again, attention=behind, memory=self.passes(one.backward_bytes))
+        backward = Step(products=again, attention=behind, memory=self.passes(one.backward_bytes, one.backward_kernels))
         forward = self.with_messages(forward, one.forward_messages)
         backward = self.with_messages(backward, one.backward_messages)
         return _with_host(forward, host / 3), _with_host(backward, host * 2 / 3)
@@ -260,8 +253,8 @@ class _Model:
             law, faster = (laws[self.low[0]], 1.0) if self.low[0] in laws else (plain, self.low[1])
         return law.seconds(one.operations / faster, one.values, one.groups)
 
-    def passes(self, count: float) -> float:
-        return count * BYTES_OF_PASS / self.known.memory.rate
+    def passes(self, count: float, kernels: int = 0) -> float:
+        return count * BYTES_OF_PASS / self.known.memory.rate + kernels * self.known.memory.latency
 
     def attention(self, one: Part) -> tuple[float, float]:
         if one.scores is None:
@@ -296,7 +289,7 @@ class _Model:
         shown = dict.fromkeys(("tp", "cp", "ep"), 0.0)
         behind = {"products": step.products, "attention": step.attention}
         for one in messages:
-            seconds = self.message(one.axis, one.kind, one.bytes)
+            seconds = self.message(one.axis, one.kind, one.bytes, one.leaving)
             if one.hidden:
                 covered = min(seconds * (1 - OVERLAPPED_LATENCIES), behind[one.hidden] / 2)
                 behind[one.hidden] -= covered
@@ -306,12 +299,15 @@ class _Model:
             shown["tp" if one.axis == "etp" else one.axis] += seconds
         return step + Step(tensor=shown["tp"], context=shown["cp"], expert=shown["ep"])
 
-    def message(self, axis: str, kind: str, size: float) -> float:
+    def message(self, axis: str, kind: str, size: float, leaving: float | None = None) -> float:
         """Seconds of a collective over the ranks of an axis."""
         ranks, stride = self.groups[axis]
         if ranks == 1:
             return 0.0
         law, among = self.link(kind, ranks, stride)
+        if leaving is not None:
+            inside, outside = self.known.node.all_to_all, self.outer(kind)
+            return law.latency + max(size * (ranks - 1) / ranks / inside.rate, leaving / outside.rate)
         share = {"all_reduce": 2 * (ranks - 1) / ranks, "send": 1.0}.get(kind, (ranks - 1) / ranks)
         steps = 1.0 if kind == "send" else (1 + math.log2(ranks)) / (1 + math.log2(among))
         return law.latency * steps + share * size / law.rate
@@ -324,10 +320,13 @@ class _Model:
         law: Law = getattr(node, kind)
         if ranks <= inside:
             return law, node.ranks
-        network = self.known.network
-        outer: Law = getattr(network, kind) if network else calibration.NETWORK
+        outer = self.outer(kind)
         alone = inside if kind not in ("all_to_all", "send") else ranks / (ranks - inside) if kind != "send" else 1
         return Law(rate=min(law.rate, outer.rate * alone), latency=law.latency + outer.latency), max(2, node.ranks)
+
+    def outer(self, kind: str) -> Law:
+        """The law of a collective between nodes."""
+        return getattr(self.known.network, kind) if self.known.network else calibration.NETWORK
 
     def passed(self, times: float) -> float:
         """Seconds for passing data between stages, forward and backward."""
@@ -343,22 +342,26 @@ class _Model:
         """Seconds for reducing gradients and gathering updated weights.
 
         With overlap, these are hidden behind the last micro-batch's backward pass and the first one's forward pass.
-        FSDP does both for every micro-batch.
+        FSDP reduces sharded gradients in every micro-batch, and gathers sharded weights in each of its passes.
         """
         f, kernels, layout = self.f, self.f.kernels, self.f.layout
         half = f.training.precision == "fp16_mixed" or not kernels.fp32_gradients or layout.fsdp == "megatron"
+        strategy = {"none": "optim", "torch": "optim_grads_params"}.get(layout.fsdp, layout.fsdp_sharding)
+        if layout.fsdp == "none" and not layout.distributed_optimizer:
+            strategy = "no_shard"
         scatter = gather = 0.0
         for axis, parameter_count in (("dp", held.dense), ("edp", held.expert)):
             gradients, weights = parameter_count * (2 if half else 4), parameter_count * 2
-            if layout.fsdp == "none" and not layout.distributed_optimizer:
+            if strategy == "no_shard":
                 scatter += self.message(axis, "all_reduce", gradients)
             else:
                 scatter += self.message(axis, "reduce_scatter", gradients)
                 gather += self.message(axis, "all_gather", weights)
-        if layout.fsdp != "none":
+        if strategy == "optim_grads_params":
             return count * (_behind(gather, forward) + _behind(gather + scatter, backward))
         shown = scatter if kernels.grad_overlap is False else _behind(scatter, backward)
-        return shown + (gather if kernels.gather_overlap is False else _behind(gather, forward))
+        reduced = count if strategy == "optim_grads" else 1
+        return reduced * shown + (gather if kernels.gather_overlap is False else _behind(gather, forward))
 
     def optimizer(self, held: parameters.Parameters, trained: parameters.Parameters) -> float:
         layout = self.f.layout

@@ -85,5 +85,5 @@ def in_flight(f: Facts, stage: int) -> float:
     count, pp, chunks = f.microbatches or 1, f.layout.pp, f.layout.chunks
     if chunks == 1:
         return min(pp - stage, count)
-    warmup = (pp - stage - 1) * 2 + (chunks - 1) * pp + 1
-    return min(warmup, count * chunks) / chunks
+    first = (pp - stage - 1) * 2 + (chunks - 1) * (f.layout.group or pp)  # schedules.py, get_pp_rank_microbatches
+    return min(first + f.kernels.expert_overlap + 1, count * chunks) / chunks

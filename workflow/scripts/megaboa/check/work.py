@@ -58,12 +58,13 @@ class Scores:
 @dataclass(frozen=True)
 class Message:
     """A collective. `axis`: tp, cp or ep. `bytes`: size of the whole tensor on a rank. `hidden`: the work that can hide
-    it: none, attention or, in the backward pass, products."""
+    it: none, attention or products."""
 
     axis: str
     kind: str  # the collective's name in a calibration's Link
     bytes: float
     hidden: str = ""
+    leaving: float | None = None  # bytes that leave the node, if fewer do than by the number of ranks outside
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,8 @@ class Part:
     scores: Scores | None = None
     forward_bytes: float = 0.0
     backward_bytes: float = 0.0
+    forward_kernels: int = 0  # that pass over memory, each of which has a latency
+    backward_kernels: int = 0
     forward_messages: tuple[Message, ...] = ()
     backward_messages: tuple[Message, ...] = ()
 
@@ -91,14 +94,16 @@ def attention(f: Facts) -> Part:
     inner = tokens * heads / tp * sum(channels)  # approximate size of queries, keys and values together
     turned = 0 if model.learned_positions else 4 * WIDTH * inner
     forward, backward = _row_passes(f, hidden)
-    bias = tokens * (3 * heads * channels[0] / tp + hidden) if model.bias else 0.0
+    summed = WIDTH * tokens * hidden if model.bias else 0.0
     messages, back = _tensor_messages(f), _tensor_messages(f, backward=True)
     context, context_back = _context_messages(f, channels)
     return Part(
         products,
         scores,
-        forward + turned + 2 * WIDTH * bias,
-        backward + turned + 2 * WIDTH * inner + WIDTH * bias,
+        forward + turned,
+        backward + turned + 2 * WIDTH * inner + summed,
+        2 + 2 * (not model.learned_positions),  # norm, residual; queries and keys turned
+        4 + 2 * (not model.learned_positions) + model.bias,  # two for the norm, residual, joined gradients; sums
         messages + context,
         back + context_back,
     )
@@ -146,7 +151,14 @@ def feed_forward(f: Facts) -> Part:
     forward, backward = _row_passes(f, f.model.hidden or 0)
     products, there, back = _dense(f, f.model.ffn or 0)
     return Part(
-        products, None, forward + there, backward + back, _tensor_messages(f), _tensor_messages(f, backward=True)
+        products,
+        None,
+        forward + there,
+        backward + back,
+        3,  # norm, activation, residual
+        4 + 2 * f.model.bias,  # two for the norm
+        _tensor_messages(f),
+        _tensor_messages(f, backward=True),
     )
 
 
@@ -180,11 +192,16 @@ def experts(f: Facts) -> Part:
     forward, backward = _row_passes(f, hidden)
     activation_forward, activation_backward = activation(f, rows * ffn / layout.expert_tp, weighted=True)
     scores = 10 * 4 * own * count  # in fp32: scores, probabilities, the balancing loss
-    # Sorted by expert, put back, weighted; if experts are spread, also sorted on the receiving rank.
-    sorts = 2 * 2 * WIDTH * sent * hidden * (2 if layout.ep > 1 else 1)
+    # Sorted by expert, put back, weighted; if experts are spread, by all_to_all, also sorted on the receiving rank.
+    flex = f.kernels.dispatcher == "flex"
+    sorts = 2 * 2 * WIDTH * sent * hidden * (2 if layout.ep > 1 and not flex else 1)
     messages = []
     if layout.ep > 1:
-        messages = [Message("ep", "all_to_all", WIDTH * sent * hidden)] * 2
+        messages = [
+            _dispatched(f, WIDTH * own * unevenness(f) * hidden)
+            if flex
+            else Message("ep", "all_to_all", WIDTH * sent * hidden)
+        ] * 2
     if layout.expert_tp > 1:
         whole = WIDTH * rows * hidden
         messages += [Message("etp", "all_gather", whole), Message("etp", "reduce_scatter", whole)]
@@ -194,9 +211,26 @@ def experts(f: Facts) -> Part:
         None,
         forward + there + activation_forward + sorts + scores,
         backward + back + activation_backward + sorts + scores,
+        3,  # those of routing and sorting aren't counted
+        4,
         (*messages, *tensor),
         (*messages, *tensor),
     )
+
+
+def _dispatched(f: Facts, tokens: float) -> Message:
+    """What DeepEP and HybridEP send: a token once to each rank with some of its experts, and between nodes once to each
+    node, where NVLink takes it further. `tokens`: their bytes."""
+    ranks = f.layout.ep
+    inside = max(1, min(ranks, f.cluster.gpus_per_node // f.layout.expert_tp))
+    nodes = ranks / inside
+    copies = min(f.model.topk or 1, _reached(f, ranks))
+    return Message("ep", "all_to_all", tokens * copies, leaving=tokens * _reached(f, nodes) * (1 - 1 / nodes))
+
+
+def _reached(f: Facts, groups: float) -> float:
+    """The average number of groups of experts that a token's choices are in, if all experts are chosen alike."""
+    return groups * (1 - (1 - 1 / groups) ** (f.model.topk or 1))
 
 
 def loss(f: Facts) -> Part:
@@ -213,8 +247,8 @@ def loss(f: Facts) -> Part:
         None,
         passes / 2 + 4 * WIDTH * tokens * hidden,
         passes / 2 + 4 * WIDTH * tokens * hidden,
-        messages if f.layout.sp else (),
-        messages,
+        forward_messages=messages if f.layout.sp else (),
+        backward_messages=messages,
     )
 
 
@@ -224,7 +258,7 @@ def embedding(f: Facts) -> Part:
     messages: tuple[Message, ...] = ()
     if f.layout.tp > 1:
         messages = (Message("tp", "reduce_scatter" if f.layout.sp else "all_reduce", whole),)
-    return Part((), None, 4 * whole, 4 * whole, messages, ())
+    return Part((), None, 4 * whole, 4 * whole, forward_messages=messages)
 
 
 def _dense(f: Facts, ffn: float) -> tuple[tuple[Product, ...], float, float]:
@@ -233,9 +267,8 @@ def _dense(f: Facts, ffn: float) -> tuple[tuple[Product, ...], float, float]:
     gates = 2 if model.gated else 1
     products = (Product(tokens, gates * ffn / tp, hidden), Product(tokens, hidden, ffn / tp))
     forward, backward = activation(f, tokens * ffn / tp)
-    if model.bias:
-        backward += WIDTH * tokens * (ffn / tp + hidden)  # sums for the bias's gradient
-        forward += 2 * WIDTH * tokens * hidden
+    if model.bias:  # added by other kernels; in the backward pass they are summed, the first one in a joined cast too
+        backward += WIDTH * tokens * (hidden + (0 if casts_at_once(f) else ffn / tp))
     return products, forward, backward
 
 
@@ -248,7 +281,9 @@ def activation(f: Facts, values: float, weighted: bool = False) -> tuple[float, 
     """
     inputs = 2 if f.model.gated else 1
     forward, backward = inputs + 1, 2 * inputs + 1
-    if not f.kernels.activates_at_once and not f.model.gated:
+    if casts_at_once(f) and not weighted:
+        forward, backward = inputs - 1, 1
+    elif not f.kernels.activates_at_once and not f.model.gated:
         forward, backward = 3 * forward, 3 * backward  # assumed: three operations
     elif not f.kernels.activates_at_once:
         forward = 2 + 2 + 3  # the activation, an offset of 0 that is added, the product of both halves
@@ -258,6 +293,12 @@ def activation(f: Facts, values: float, weighted: bool = False) -> tuple[float, 
         elif weighted:
             forward, backward = forward + 2, backward + 2 + 3 + 1  # the product; its gradients, and the weights' sums
     return WIDTH * values * forward, WIDTH * values * backward
+
+
+def casts_at_once(f: Facts) -> bool:
+    """Whether Transformer Engine's joined operations cast what an activation writes, which delayed scaling alone
+    allows: it doesn't need the largest value first."""
+    return f.kernels.te_operations and "fp8_delayed" in (f.training.precision or "")
 
 
 def _row_passes(f: Facts, hidden: float) -> tuple[float, float]:
@@ -271,14 +312,15 @@ def _tensor_messages(f: Facts, backward: bool = False) -> tuple[Message, ...]:
     """Messages for half a layer.
 
     In the backward pass, those of the first product are hidden behind the gradients of weights. The input, which
-    sequence parallelism keeps in pieces, is gathered once more.
+    sequence parallelism keeps in pieces, is gathered once more. User buffers hide all of them.
     """
     if f.layout.tp == 1:
         return ()
     whole = WIDTH * _tokens(f) * (f.model.hidden or 0)
     if not f.layout.sp:
         return (Message("tp", "all_reduce", whole, "products" if backward else ""),)
-    gather, scatter = Message("tp", "all_gather", whole), Message("tp", "reduce_scatter", whole)
+    first = "products" if f.kernels.tp_comm_overlap else ""
+    gather, scatter = Message("tp", "all_gather", whole, first), Message("tp", "reduce_scatter", whole, first)
     if not backward:
         return gather, scatter
     return gather, Message("tp", "all_gather", whole, "products"), Message("tp", "reduce_scatter", whole, "products")

@@ -43,7 +43,8 @@ def main(words: list[str]) -> int:
         print(adviser.why_none(facts), file=sys.stderr)
         return 1
     sweep = adviser.yaml(found, own, arguments.model if arguments.model != experiment.model else None)
-    print(f"{adviser.text(found)}\ntimes by {calibration.told(wanted['gpu'], wanted['nodes'])}\n\n{sweep}")
+    by = calibration.told(wanted["gpu"], wanted["nodes"], facts.training.precision)
+    print(f"{adviser.text(found)}\ntimes by {by}\n\n{sweep}")
     return 0
 
 

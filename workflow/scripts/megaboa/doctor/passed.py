@@ -53,7 +53,7 @@ def slow(f: Facts, summary: Summary) -> list[str]:
     share = flops.of_step(f) / (seconds * (f.layout.world_size or 1) * peak)
     if share >= LOW:
         return []
-    expected, by = speed.of_step(f), calibration.told(f.cluster.gpu, f.cluster.nodes)
+    expected, by = speed.of_step(f), calibration.told(f.cluster.gpu, f.cluster.nodes, f.training.precision)
     spent = expected.shares(0.1)
     return [
         f"at {share:.0%} of its GPUs' peak: a step takes {seconds:.3g} s",
