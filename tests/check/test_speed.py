@@ -7,7 +7,7 @@ import pytest
 from facts_of import facts
 
 from megaboa import records
-from megaboa.check import calibration, search_space, speed
+from megaboa.check import calibration, search_space, speed, work
 from megaboa.errors import InputError
 from megaboa.files import read_json, write_json
 from megaboa.records import Law
@@ -217,6 +217,22 @@ def test_user_buffers_hide_what_tensor_ranks_send():
     apart, hidden = (step(tp=4, sp=True, tp_comm_overlap=each) for each in (False, True))
     assert hidden.tensor < 0.6 * apart.tensor and hidden.products == apart.products
     assert step(tp=4, tp_comm_overlap=True).tensor == step(tp=4).tensor, "only with sequence parallelism"
+
+
+def test_what_is_hidden_takes_processors_from_the_calculation():
+    fast, slow = speed._behind(1.0, 100.0), speed._behind(100.0, 1.0)
+    assert fast == pytest.approx(speed.FIRST_PIECE + speed.TAKEN) and slow == pytest.approx(99 + speed.TAKEN)
+
+
+def test_context_ranks_add_up_what_rounds_of_attention_give():
+    """As the profile of GPT2-large had it: 25 times its queries' bytes for two ranks, where keys and values have as
+    many heads."""
+    alike = {"kv_groups": 32, "cp": 2, "gpus_per_node": 8}
+    ring, heads = (work.attention(of(**alike, cp_comm=one)) for one in ("p2p", "a2a"))
+    queries = 2 * 4096 / 2 * 32 * 128
+    assert ring.forward_bytes - heads.forward_bytes == pytest.approx(8.25 * queries)
+    assert ring.backward_bytes - heads.backward_bytes == pytest.approx(16.75 * queries)
+    assert work.attention(of()).forward_bytes == pytest.approx(work.attention(of(cp=1, cp_comm="p2p")).forward_bytes)
 
 
 def test_flex_dispatchers_send_a_token_once_to_each_node():

@@ -97,11 +97,12 @@ def attention(f: Facts) -> Part:
     summed = WIDTH * tokens * hidden if model.bias else 0.0
     messages, back = _tensor_messages(f), _tensor_messages(f, backward=True)
     context, context_back = _context_messages(f, channels)
+    merged, merged_back = _merged_rounds(f, channels)
     return Part(
         products,
         scores,
-        forward + turned,
-        backward + turned + 2 * WIDTH * inner + summed,
+        forward + turned + merged,
+        backward + turned + 2 * WIDTH * inner + summed + merged_back,
         2 + 2 * (not model.learned_positions),  # norm, residual; queries and keys turned
         4 + 2 * (not model.learned_positions) + model.bias,  # two for the norm, residual, joined gradients; sums
         messages + context,
@@ -329,21 +330,37 @@ def _tensor_messages(f: Facts, backward: bool = False) -> tuple[Message, ...]:
 def _context_messages(f: Facts, channels: tuple[float, float]) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
     """Messages of context parallelism: keys and values circulate during attention, or heads and tokens are exchanged
     around it."""
-    cp, model = f.layout.cp, f.model
+    cp = f.layout.cp
     if cp == 1:
         return (), ()
-    heads, tp = model.heads or 0, f.layout.tp
-    groups = heads if model.latent else max(model.kv_groups or heads, tp)
-    tokens = _tokens(f)
-    keys = WIDTH * tokens * groups / tp * sum(channels)
+    queries, keys = _queries_and_keys(f, channels)
     if f.layout.cp_comm == "a2a":
-        queries = WIDTH * tokens * heads / tp * sum(channels)
-        there = Message("cp", "all_to_all", keys + queries)
+        there = Message("cp", "all_to_all", keys + 2 * queries)
         return (there,), (there,)
     if f.layout.cp_comm == "all_gather":
         return (Message("cp", "all_gather", keys * cp),), (Message("cp", "reduce_scatter", 2 * keys * cp),)
     rounds = [Message("cp", "send", keys, "attention")] * (cp - 1)
     return tuple(rounds), (*rounds, *rounds)
+
+
+def _merged_rounds(f: Facts, channels: tuple[float, float]) -> tuple[float, float]:
+    """Bytes for joining keys with values and for adding up what rounds of attention give, forward and backward: all of
+    the first one, and of each other all or half (Transformer Engine, context_parallel.py)."""
+    others = f.layout.cp - 1
+    if not others or f.layout.cp_comm in ("a2a", "all_gather"):
+        return 0.0, 0.0
+    queries, keys = _queries_and_keys(f, channels)
+    added = 3 * 0.75 * others
+    return 2 * keys + (2 + added) * queries, 2 * keys + (2 + added) * (queries + keys)
+
+
+def _queries_and_keys(f: Facts, channels: tuple[float, float]) -> tuple[float, float]:
+    """Bytes of queries, and of keys and values together, on one rank."""
+    model, tp = f.model, f.layout.tp
+    heads = model.heads or 0
+    groups = heads if model.latent else max(model.kv_groups or heads, tp)
+    tokens = _tokens(f)
+    return WIDTH * tokens * heads / tp * channels[0], WIDTH * tokens * groups / tp * sum(channels)
 
 
 def _tokens(f: Facts) -> float:
