@@ -211,8 +211,12 @@ def of_experiment(data: str, *files: str | Path) -> Iterator[Row]:
         seconds = float(one["milliseconds"]) / 1000 if one["milliseconds"] else None
         gib = float(one["gib"]) if one["gib"] else None
         run = plan[one["name"]]
-        held_back = not one.get("used_for")
-        yield Row(data, run.name, held_back, run.facts, seconds, gib, one["group"], model=run.run.model["name"])
+        used_for = one.get("used_for")
+        row = Row(data, run.name, not used_for, run.facts, seconds, gib, one["group"], model=run.run.model["name"])
+        if used_for == "host":  # nothing of memory was fitted to it
+            yield replace(row, held_back=True, seconds=None)
+            row = replace(row, gib=None)
+        yield row
 
 
 GPT3_7B = replace(
