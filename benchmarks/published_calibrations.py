@@ -66,12 +66,12 @@ def b200() -> Calibration:
 
 
 def a100() -> Calibration:
-    """The A100. Five numbers were fitted to the rows that benchmarks/measured/README.md allows.
+    """The A100. Six numbers were fitted to the rows that benchmarks/measured/README.md allows.
 
-    These are the speedup of matrix products over SimuMax's A100, a PCIe card; the host's time per layer; the memory;
-    the network; and the latency of collectives.
+    These are the speedup of matrix products over SimuMax's A100, a PCIe card; the host's time per layer, and what
+    tensor ranks add to it; the memory; the network; and the latency of collectives.
     """
-    faster, host, memory, network, latency = 1.08, 3.23e-3, 1.875e12, 17.5e9, 190e-6
+    faster, host, tensor_host, memory, network, latency = 1.08, 2.9e-3, 0.45e-3, 1.875e12, 17.5e9, 190e-6
     products = kernels("a100", "products")
     products = replace(products, rate=products.rate * faster, moved=(products.moved or 0.0) * faster)
     reduce = Law(rate=229e9, latency=latency)
@@ -80,15 +80,16 @@ def a100() -> Calibration:
         gpu="a100",
         source=(
             "kernels: SimuMax (commit 4dcaae5, configs/system/a100_pcie.json), products 8% faster; all-reduce of eight "
-            "GPUs: vTrain (commit f8dda84, trace/a100/AR_GPU8_1M_1024M_LUT); these 8%, host, memory, network "
-            "and latency: fitted to vTrain's step times of Megatron-DeepSpeed (benchmarks/measured/README.md has which)"
+            "GPUs: vTrain (commit f8dda84, trace/a100/AR_GPU8_1M_1024M_LUT); latency of passes: the H200's; these 8%, host, "
+            "memory, network and latency of collectives: fitted to vTrain's step times of Megatron-DeepSpeed (benchmarks/measured/README.md has which)"
         ),
         products={"bf16": products},
         grouped={"bf16": kernels("a100", "grouped")},
         attention={way: kernels("a100", f"attention {way}") for way in ("forward", "backward")},
-        memory=Law(rate=memory),
+        memory=Law(rate=memory, latency=2.5e-6),
         launch=8e-6,
         layer={"bf16": host},
+        tensor_host=tensor_host,
         node=Link(
             ranks=8,
             all_reduce=reduce,
