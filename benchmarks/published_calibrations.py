@@ -80,8 +80,9 @@ def a100() -> Calibration:
         gpu="a100",
         source=(
             "kernels: SimuMax (commit 4dcaae5, configs/system/a100_pcie.json), products 8% faster; all-reduce of eight "
-            "GPUs: vTrain (commit f8dda84, trace/a100/AR_GPU8_1M_1024M_LUT); latency of passes: the H200's; these 8%, host, "
-            "memory, network and latency of collectives: fitted to vTrain's step times of Megatron-DeepSpeed (benchmarks/measured/README.md has which)"
+            "GPUs: vTrain (commit f8dda84, trace/a100/AR_GPU8_1M_1024M_LUT); latency of passes: the H200's; these 8%, "
+            "host, memory, network and latency of collectives: fitted to vTrain's step times of Megatron-DeepSpeed "
+            "(benchmarks/measured/README.md has which)"
         ),
         products={"bf16": products},
         grouped={"bf16": kernels("a100", "grouped")},
@@ -106,7 +107,8 @@ def h100() -> Calibration:
     """The H100, derived from the H200: same processors and links, but a memory of 3.35 TB/s instead of 4.8.
 
     From kernels measured alone: NVIDIA's own software is faster than what the H200 was measured with, and between
-    layers, at a lower clock, its published runs would be predicted still longer (docs/benchmarks/predictions.md).
+    layers, at a lower clock, its published runs would be predicted still longer (docs/benchmarks/predictions.md). The
+    host is that of the one machine, too, faster than the one that the H200's calibration has now.
     """
     measured = records.read(Calibration, MEASURED / "h200-alone.json")
     share = 3.35 / 4.8

@@ -161,6 +161,12 @@ def test_transformer_engines_operations_make_copies_of_weights_for_each_micro_ba
 
     more = {pp: of_stage(pp, te_operations=True) - of_stage(pp) for pp in (1, 4)}
     assert more[4] == pytest.approx(more[1]), "a quarter of the layers, four micro-batches"
+    layer, again = 3 * 4096 * 14336, {"recompute": "full", "recompute_method": "uniform", "recompute_layers": 1}
+    assert of_stage(4, te_operations=True, **again) == of_stage(4, **again), "kept in the second forward pass alone"
+    block = {**again, "recompute_method": "block", "recompute_layers": 3}
+    assert of_stage(4, te_operations=True, **block) - of_stage(4, **block) == pytest.approx(4 * 5 * layer)
+    parts = {"recompute": "selective", "recompute_modules": ("mlp",)}
+    assert of_stage(4, te_operations=True, **parts) == of_stage(4, **parts)
 
 
 def test_with_delayed_scaling_the_projection_keeps_its_quantized_input():

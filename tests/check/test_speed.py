@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 
 import pytest
 from facts_of import facts
@@ -16,6 +17,11 @@ MODEL = {
     "layers": 32, "hidden": 4096, "ffn": 14336, "heads": 32, "kv_groups": 8, "head_dim": 128, "vocab_size": 128256,
     "vocab_rows": 128256, "tied": False, "mbs": 1, "gbs": 64, "seq_length": 4096, "precision": "bf16_mixed",
     "gpus_per_node": 8, "gpu": "h100-80g",
+}  # fmt: skip
+
+
+MODEL_LATENT = {
+    "latent": True, "kv_rank": 512, "q_rank": 1536, "qk_head_dim": 128, "qk_position_dim": 64, "v_head_dim": 128,
 }  # fmt: skip
 
 
@@ -211,6 +217,14 @@ def test_fsdp_sends_in_each_micro_batch_what_it_shards():
     assert data[0] < data[1] < data[2] and data[1] > 2 * data[0]
     copies = step(world_size=16, nodes=2, fp32_gradients=False)
     assert data[0] == pytest.approx(copies.data), "the distributed optimizer does the same"
+    whole = {"world_size": 16, "nodes": 2, "fp32_gradients": False}
+    unsharded, undivided = (
+        step(**whole, fsdp="megatron", fsdp_sharding="no_shard"),
+        step(**whole, distributed_optimizer=False),
+    )
+    assert unsharded.optimizer == undivided.optimizer and unsharded.data == undivided.data
+    late = step(world_size=16, nodes=2, fsdp="megatron", fsdp_sharding="optim_grads", grad_overlap=False)
+    assert late.data == data[1], "these are always overlapped"
 
 
 def test_user_buffers_hide_what_tensor_ranks_send():
@@ -232,7 +246,12 @@ def test_context_ranks_add_up_what_rounds_of_attention_give():
     queries = 2 * 4096 / 2 * 32 * 128
     assert ring.forward_bytes - heads.forward_bytes == pytest.approx(8.25 * queries)
     assert ring.backward_bytes - heads.backward_bytes == pytest.approx(16.75 * queries)
-    assert work.attention(of()).forward_bytes == pytest.approx(work.attention(of(cp=1, cp_comm="p2p")).forward_bytes)
+    latent = {**MODEL_LATENT, "cp": 2, "gpus_per_node": 8}
+    ring, heads = (work.attention(of(**latent, cp_comm=one)) for one in ("p2p", "a2a"))
+    queries, keys, outputs = (2 * 4096 / 2 * 32 * channels for channels in (192, 192 + 128, 128))
+    assert ring.forward_bytes - heads.forward_bytes == pytest.approx(2 * keys + 4.25 * outputs)
+    (sent,) = heads.forward_messages
+    assert sent.bytes == pytest.approx(queries + keys + outputs)
 
 
 def test_flex_dispatchers_send_a_token_once_to_each_node():
@@ -242,7 +261,16 @@ def test_flex_dispatchers_send_a_token_once_to_each_node():
     assert each / once == pytest.approx(4, rel=0.1)
     inside = {**moe, "ep": 8}
     each, once = (step(**inside, dispatcher=one).expert for one in ("alltoall", "flex"))
-    assert each / once == pytest.approx(8 / (8 * (1 - (7 / 8) ** 8)), rel=0.05), "to each rank once"
+    reached = 8 * (1 - math.comb(112, 8) / math.comb(128, 8))  # 128 experts, of which each rank lacks 112
+    assert each / once == pytest.approx(8 / reached, rel=0.05), "to each rank once"
+
+
+def test_flex_dispatchers_send_to_all_ranks_that_share_an_expert():
+    moe = {"experts": 8, "topk": 2, "moe_ffn": 1024, "dispatcher": "flex"}
+    alone, shared = (work.experts(of(**moe, ep=4, etp=etp, forced_balance=True)).forward_messages for etp in (1, 2))
+    assert {one.axis for one in (*alone, *shared)} == {"flex"} and len(shared) == 2
+    assert shared[0].bytes == pytest.approx(2 * alone[0].bytes)
+    assert [one.axis for one in work.experts(of(**moe, etp=2, tp=2)).forward_messages[:2]] == ["flex"] * 2
 
 
 def test_joined_operations_cast_what_an_activation_writes_with_delayed_scaling():
@@ -253,6 +281,12 @@ def test_joined_operations_cast_what_an_activation_writes_with_delayed_scaling()
         memory[scaling] = [step(precision=precision, **one).memory for one in ({"fp8_weights": False}, joined)]
     assert memory["delayed"][1] < 0.85 * memory["delayed"][0]
     assert memory["current"][1] == memory["current"][0], "which needs the largest value first"
+    assert step(precision="bf16_with_mxfp8_mixed", **joined).memory < step(precision="bf16_with_mxfp8_mixed").memory
+    shared = {"experts": 8, "topk": 2, "moe_ffn": 1024, "shared_ffn": 4096, "fp8_weights": False}
+    every = [
+        step(precision="bf16_with_fp8_delayed_scaling_mixed", **shared, te_operations=one) for one in (False, True)
+    ]
+    assert every[0].memory == every[1].memory, "shared experts have no joined operations"
 
 
 def test_small_passes_over_memory_have_a_latency():

@@ -1,13 +1,12 @@
 import pytest
 
-from megaboa.check.facts import Facts, Kernels, Model, Training, with_overrides
+from megaboa.check.facts import Facts, Model, Training, with_overrides
 from megaboa.check.stages import Stage, in_flight, stages
 from megaboa.layout import Layout
 
 
-def facts(layers=8, gbs=64, expert_overlap=False, **layout) -> Facts:
-    kernels, training = Kernels(expert_overlap=expert_overlap), Training(gbs=gbs, mbs=1)
-    return Facts(Layout(world_size=layout.get("pp", 1), **layout), Model(layers=layers), training, kernels)
+def facts(layers=8, gbs=64, **layout) -> Facts:
+    return Facts(Layout(world_size=layout.get("pp", 1), **layout), Model(layers=layers), Training(gbs=gbs, mbs=1))
 
 
 def test_even_stages():
@@ -55,7 +54,6 @@ def test_a_layout_says_it_all():
         ({"pp": 4, "gbs": 2}, [2, 2, 2, 1]),
         ({"pp": 2, "vpp": 2}, [2.5, 1.5]),  # as Narayanan et al.: 1 + (pp - 1) / (pp * vpp) times pp
         ({"pp": 2, "vpp": 2, "group": 8, "gbs": 32}, [5.5, 4.5]),  # larger groups keep more
-        ({"pp": 2, "vpp": 2, "expert_overlap": True}, [3, 2]),  # one more forward pass before the first backward one
     ],
 )
 def test_micro_batches_in_flight(given, expected):

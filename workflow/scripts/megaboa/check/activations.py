@@ -11,6 +11,7 @@ import dataclasses
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
+from megaboa.check import work
 from megaboa.check.facts import Facts
 from megaboa.check.parameters import is_sparse, last_layer, vocabulary_rows
 from megaboa.check.stages import Stage
@@ -69,6 +70,25 @@ def input_bytes(f: Facts) -> float:
 def layer_bytes(f: Facts, layer: int) -> float:
     """Bytes for one layer that isn't recomputed as a whole."""
     return attention_bytes(f, layer) + (moe_bytes(f, layer) if is_sparse(f.model, layer) else mlp_bytes(f, layer))
+
+
+def casts_weights(f: Facts) -> bool:
+    """Whether 16-bit weights are cast to FP8 with current or delayed scaling."""
+    low = any(scaling in (f.training.precision or "") for scaling in ("fp8_current", "fp8_delayed"))
+    return low and not f.training.fp8_weights and f.layout.fsdp != "torch"
+
+
+def joined_weights(f: Facts) -> float:
+    """Number of a dense layer's weights that Transformer Engine's joined operations have."""
+    if not f.kernels.te_operations:
+        return 0.0
+    return sum(one.columns * one.depth for one in work.feed_forward(f).products)
+
+
+def _joined_copies(f: Facts, layer: int) -> float:
+    """Joined operations cast weights in every forward pass, and keep the columns until the backward pass
+    (ops/basic/basic_linear.py): a copy for each micro-batch."""
+    return joined_weights(f) if casts_weights(f) and in_low_precision(f, layer) else 0.0
 
 
 def recomputed_bytes(f: Facts, stage: Stage) -> float:
@@ -134,7 +154,8 @@ def mlp_bytes(f: Facts, layer: int = 0) -> float:
         return entry_bytes(f)
     low = _low(f, layer)
     norm = (f.model.hidden or 0) * _normed(f, low)
-    return entry_bytes(f) + _tokens(f) * (norm + _feed_forward(f, f.model.ffn or 0, low) / f.layout.tp)
+    inner = _tokens(f) * (norm + _feed_forward(f, f.model.ffn or 0, low) / f.layout.tp)
+    return entry_bytes(f) + inner + _joined_copies(f, layer)
 
 
 def moe_bytes(f: Facts, layer: int = 0) -> float:

@@ -65,6 +65,7 @@ def is_known(f: Facts) -> bool:
     needed = (model.layers, model.hidden, model.heads, training.mbs, training.seq_length, training.precision)
     return (
         None not in needed
+        and not training.is_emerging
         and not model.hybrid
         and BY_NAME[model.kind].predicted
         and bool(model.layers and model.heads)
@@ -85,14 +86,12 @@ def every_stage(f: Facts) -> list[Breakdown]:
 def _stage(f: Facts, stage: Stage) -> Breakdown:
     held = parameters.of_stage(f, stage)
     states = _frozen_states(f, held, adapters.of_stage(f, stage)) if f.is_frozen else _states(f, held)
-    cached, dropped = _quantized_copies(f, stage, held)
-    kept = (activations.stage_bytes(f, stage) + dropped) * in_flight(f, stage.number)
-    kept += activations.left_bytes(f, stage)
+    kept = activations.stage_bytes(f, stage) * in_flight(f, stage.number) + activations.left_bytes(f, stage)
     logits = activations.logits_bytes(f) * (1 + stage.mtp) if stage.loss else 0.0
     inside = activations.backward_bytes(f, stage) + activations.recomputed_bytes(f, stage)
     workspace = WORKSPACE + _unused_gradients(f, stage)
     weights, *states = states
-    weights += cached
+    weights += _quantized_copies(f, stage, held)
     plain = Breakdown(stage.number, weights, *states, kept, max(logits, inside), workspace)
     if f.layout.fsdp == "megatron":
         return _highest(_moments_of_fsdp(f, stage, held, plain, inside))
@@ -102,21 +101,17 @@ def _stage(f: Facts, stage: Stage) -> Breakdown:
     return _highest(moments)
 
 
-def _quantized_copies(f: Facts, stage: Stage, held: Parameters) -> tuple[float, float]:
-    """Bytes of the quantized copies of 16-bit weights: those made once a step, and those that each micro-batch keeps.
+def _quantized_copies(f: Facts, stage: Stage, held: Parameters) -> float:
+    """Bytes of the copies that 16-bit weights are cast to once a step, by rows and by columns.
 
-    Transformer Engine's layers keep one by rows and one by columns (module/base.py, get_weight_workspace), and they are
-    unsharded even under Megatron-FSDP. Its operations make both in every forward pass, and keep the columns until the
-    backward pass (ops/basic/basic_linear.py). This is for current and delayed scaling, in layers that calculate in FP8.
-    Other kinds of FP8 are in `bytes_per_parameter`.
+    Transformer Engine keeps both (module/base.py, get_weight_workspace), and they are unsharded even under
+    Megatron-FSDP. This is for current and delayed scaling, in layers that calculate in FP8. Other kinds of FP8 are in
+    `bytes_per_parameter`, copies of its joined operations in `activations`.
     """
-    if f.training.fp8_weights or f.layout.fsdp == "torch":
-        return 0.0, 0.0
-    share, joined = _share_in_fp8(f, stage, "fp8_current", "fp8_delayed"), 0.0
-    if f.kernels.te_operations:
-        dense = sum(not is_sparse(f.model, one) for one in stage.layers)
-        joined = dense * sum(one.columns * one.depth for one in work.feed_forward(f).products)
-    return share * 2 * (held.total - held.outside - joined), share * joined
+    if not activations.casts_weights(f):
+        return 0.0
+    joined = sum(not is_sparse(f.model, layer) for layer in stage.layers) * activations.joined_weights(f)
+    return _share_in_fp8(f, stage, "fp8_current", "fp8_delayed") * 2 * (held.total - held.outside - joined)
 
 
 def _share_in_fp8(f: Facts, stage: Stage, *scalings: str) -> float:

@@ -37,6 +37,9 @@ TAKEN = 0.12  # share of a GPU's processors that NCCL takes: 16 of an H200's 132
 OVERLAPPED_LATENCIES = 0.2  # share of hidden communication that shows nevertheless
 
 
+SHOWN_AS = {"tp": "tensor", "etp": "tensor", "cp": "context", "ep": "expert", "flex": "expert"}
+
+
 @dataclass(frozen=True)
 class Step:
     """Seconds of a step by what they are spent on. `host`: the GPU waits for launches; `bubble`: it waits for other
@@ -118,6 +121,7 @@ class _Model:
             "cp": (layout.cp, layout.tp),
             "etp": (layout.expert_tp, 1),
             "ep": (layout.ep, layout.expert_tp),
+            "flex": (layout.expert_tp * layout.ep, 1),
             "dp": ((layout.dp or 1) * layout.cp, layout.tp),
             "edp": (layout.expert_dp or 1, layout.expert_tp * layout.ep),
             "pp": (layout.pp, (layout.world_size or 1) // layout.pp or inner),
@@ -287,7 +291,7 @@ class _Model:
 
     def with_messages(self, step: Step, messages: tuple[Message, ...]) -> Step:
         """A step with the times of its messages, as far as they aren't hidden."""
-        shown = dict.fromkeys(("tp", "cp", "ep"), 0.0)
+        shown = dict.fromkeys(("tensor", "context", "expert"), 0.0)
         behind = {"products": step.products, "attention": step.attention}
         for one in messages:
             seconds = self.message(one.axis, one.kind, one.bytes, one.leaving)
@@ -295,10 +299,10 @@ class _Model:
                 covered = min(seconds * (1 - OVERLAPPED_LATENCIES), behind[one.hidden] / 2)
                 behind[one.hidden] -= covered
                 seconds -= covered
-            elif one.axis == "ep" and self.f.kernels.expert_overlap:
+            elif SHOWN_AS[one.axis] == "expert" and self.f.kernels.expert_overlap:
                 seconds *= 0.3
-            shown["tp" if one.axis == "etp" else one.axis] += seconds
-        return step + Step(tensor=shown["tp"], context=shown["cp"], expert=shown["ep"])
+            shown[SHOWN_AS[one.axis]] += seconds
+        return step + Step(**shown)
 
     def message(self, axis: str, kind: str, size: float, leaving: float | None = None) -> float:
         """Seconds of a collective over the ranks of an axis."""
@@ -317,7 +321,7 @@ class _Model:
         """The law between such ranks, and the number of ranks that it was measured with. Between nodes, ranks on the
         same node share their GPUs' network."""
         node: Link = self.known.node
-        inside = max(1, min(ranks, self.f.cluster.gpus_per_node // stride))
+        inside = work.on_a_node(self.f, ranks, stride)
         law: Law = getattr(node, kind)
         if ranks <= inside:
             return law, node.ranks
@@ -347,9 +351,7 @@ class _Model:
         """
         f, kernels, layout = self.f, self.f.kernels, self.f.layout
         half = f.training.precision == "fp16_mixed" or not kernels.fp32_gradients or layout.fsdp == "megatron"
-        strategy = {"none": "optim", "torch": "optim_grads_params"}.get(layout.fsdp, layout.fsdp_sharding)
-        if layout.fsdp == "none" and not layout.distributed_optimizer:
-            strategy = "no_shard"
+        strategy = self.sharding()
         scatter = gather = 0.0
         for axis, parameter_count in (("dp", held.dense), ("edp", held.expert)):
             gradients, weights = parameter_count * (2 if half else 4), parameter_count * 2
@@ -360,13 +362,22 @@ class _Model:
                 gather += self.message(axis, "all_gather", weights)
         if strategy == "optim_grads_params":
             return count * (_behind(gather, forward) + _behind(gather + scatter, backward))
-        shown = scatter if kernels.grad_overlap is False else _behind(scatter, backward)
-        reduced = count if strategy == "optim_grads" else 1
-        return reduced * shown + (gather if kernels.gather_overlap is False else _behind(gather, forward))
+        if strategy == "optim_grads":  # which is always overlapped
+            scatter = count * _behind(scatter, backward)
+        elif kernels.grad_overlap is not False:
+            scatter = _behind(scatter, backward)
+        return scatter + (gather if kernels.gather_overlap is False else _behind(gather, forward))
+
+    def sharding(self) -> str:
+        """What data parallel ranks share, by Megatron-FSDP's names."""
+        layout = self.f.layout
+        if layout.fsdp == "none":
+            return "optim" if layout.distributed_optimizer else "no_shard"
+        return layout.fsdp_sharding if layout.fsdp == "megatron" else "optim_grads_params"
 
     def optimizer(self, held: parameters.Parameters, trained: parameters.Parameters) -> float:
         layout = self.f.layout
-        divided = layout.distributed_optimizer or layout.fsdp != "none"
+        divided = self.sharding() != "no_shard"
         dense = (layout.dp or 1) * layout.cp if divided else 1
         expert = (layout.expert_dp or 1) if divided else 1
         own = trained.dense / dense + trained.expert / expert

@@ -86,4 +86,4 @@ def in_flight(f: Facts, stage: int) -> float:
     if chunks == 1:
         return min(pp - stage, count)
     first = (pp - stage - 1) * 2 + (chunks - 1) * (f.layout.group or pp)  # schedules.py, get_pp_rank_microbatches
-    return min(first + f.kernels.expert_overlap + 1, count * chunks) / chunks
+    return min(first + 1, count * chunks) / chunks

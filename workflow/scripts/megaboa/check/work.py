@@ -150,7 +150,7 @@ def _latent(f: Facts) -> tuple[Product, ...]:
 def feed_forward(f: Facts) -> Part:
     """Norm, the dense layers, residual."""
     forward, backward = _row_passes(f, f.model.hidden or 0)
-    products, there, back = _dense(f, f.model.ffn or 0)
+    products, there, back = _dense(f, f.model.ffn or 0, casts_at_once(f))
     return Part(
         products,
         None,
@@ -197,13 +197,11 @@ def experts(f: Facts) -> Part:
     flex = f.kernels.dispatcher == "flex"
     sorts = 2 * 2 * WIDTH * sent * hidden * (2 if layout.ep > 1 and not flex else 1)
     messages = []
-    if layout.ep > 1:
-        messages = [
-            _dispatched(f, WIDTH * own * unevenness(f) * hidden)
-            if flex
-            else Message("ep", "all_to_all", WIDTH * sent * hidden)
-        ] * 2
-    if layout.expert_tp > 1:
+    if flex and layout.ep * layout.expert_tp > 1:
+        messages = [_dispatched(f, WIDTH * own * unevenness(f) * hidden)] * 2
+    elif layout.ep > 1:
+        messages = [Message("ep", "all_to_all", WIDTH * sent * hidden)] * 2
+    if layout.expert_tp > 1 and not flex:
         whole = WIDTH * rows * hidden
         messages += [Message("etp", "all_gather", whole), Message("etp", "reduce_scatter", whole)]
     tensor = () if layout.sp or layout.tp == 1 else _tensor_messages(f)
@@ -222,16 +220,24 @@ def experts(f: Facts) -> Part:
 def _dispatched(f: Facts, tokens: float) -> Message:
     """What DeepEP and HybridEP send: a token once to each rank with some of its experts, and between nodes once to each
     node, where NVLink takes it further. `tokens`: their bytes."""
-    ranks = f.layout.ep
-    inside = max(1, min(ranks, f.cluster.gpus_per_node // f.layout.expert_tp))
-    nodes = ranks / inside
-    copies = min(f.model.topk or 1, _reached(f, ranks))
-    return Message("ep", "all_to_all", tokens * copies, leaving=tokens * _reached(f, nodes) * (1 - 1 / nodes))
+    layout = f.layout
+    ranks = layout.ep * layout.expert_tp
+    nodes = ranks / on_a_node(f, ranks)
+    copies = layout.expert_tp * _reached(f, layout.ep)
+    return Message("flex", "all_to_all", tokens * copies, leaving=tokens * _reached(f, nodes) * (1 - 1 / nodes))
+
+
+def on_a_node(f: Facts, ranks: int, stride: int = 1) -> int:
+    """How many of an axis's ranks, with this distance of neighbours, are on one node."""
+    return max(1, min(ranks, f.cluster.gpus_per_node // stride))
 
 
 def _reached(f: Facts, groups: float) -> float:
     """The average number of groups of experts that a token's choices are in, if all experts are chosen alike."""
-    return groups * (1 - (1 - 1 / groups) ** (f.model.topk or 1))
+    experts = f.model.experts or 1
+    elsewhere = experts - experts / groups
+    missed = math.prod((elsewhere - taken) / (experts - taken) for taken in range(min(f.model.topk or 1, experts)))
+    return groups * (1 - max(missed, 0.0))
 
 
 def loss(f: Facts) -> Part:
@@ -262,27 +268,27 @@ def embedding(f: Facts) -> Part:
     return Part((), None, 4 * whole, 4 * whole, forward_messages=messages)
 
 
-def _dense(f: Facts, ffn: float) -> tuple[tuple[Product, ...], float, float]:
+def _dense(f: Facts, ffn: float, joined: bool = False) -> tuple[tuple[Product, ...], float, float]:
     """Products of dense layers, and bytes of the activation forward and backward."""
     model, tp, tokens, hidden = f.model, f.layout.tp, _tokens(f), f.model.hidden or 0
     gates = 2 if model.gated else 1
     products = (Product(tokens, gates * ffn / tp, hidden), Product(tokens, hidden, ffn / tp))
-    forward, backward = activation(f, tokens * ffn / tp)
-    if model.bias:  # added by other kernels; in the backward pass they are summed, the first one in a joined cast too
-        backward += WIDTH * tokens * (hidden + (0 if casts_at_once(f) else ffn / tp))
+    forward, backward = activation(f, tokens * ffn / tp, joined=joined)
+    if model.bias:  # the activation and the residual add them; their gradients are sums, the first in a joined cast
+        backward += WIDTH * tokens * (hidden + (0 if joined else ffn / tp))
     return products, forward, backward
 
 
-def activation(f: Facts, values: float, weighted: bool = False) -> tuple[float, float]:
+def activation(f: Facts, values: float, weighted: bool = False, joined: bool = False) -> tuple[float, float]:
     """Bytes of an activation with this many outputs, forward and backward. `weighted`: experts, whose outputs are
-    multiplied by the router's weights.
+    multiplied by the router's weights. `joined`: with the casts of its output and of its gradient.
 
     A fused one reads what a product wrote, two values for each output of gated ones, and writes once. Without fusion
     each operation of a gated one counts, with 1 for reading or writing all outputs.
     """
     inputs = 2 if f.model.gated else 1
     forward, backward = inputs + 1, 2 * inputs + 1
-    if casts_at_once(f) and not weighted:
+    if joined:
         forward, backward = inputs - 1, 1
     elif not f.kernels.activates_at_once and not f.model.gated:
         forward, backward = 3 * forward, 3 * backward  # assumed: three operations
@@ -297,9 +303,11 @@ def activation(f: Facts, values: float, weighted: bool = False) -> tuple[float, 
 
 
 def casts_at_once(f: Facts) -> bool:
-    """Whether Transformer Engine's joined operations cast what an activation writes, which delayed scaling alone
-    allows: it doesn't need the largest value first."""
-    return f.kernels.te_operations and "fp8_delayed" in (f.training.precision or "")
+    """Whether Transformer Engine's joined operations cast what an activation writes in its kernel (activation.cpp).
+
+    With current scaling they only find the largest value in it, which isn't counted.
+    """
+    return f.kernels.te_operations and any(one in (f.training.precision or "") for one in ("fp8_delayed", "mxfp8"))
 
 
 def _row_passes(f: Facts, hidden: float) -> tuple[float, float]:
@@ -333,9 +341,9 @@ def _context_messages(f: Facts, channels: tuple[float, float]) -> tuple[tuple[Me
     cp = f.layout.cp
     if cp == 1:
         return (), ()
-    queries, keys = _queries_and_keys(f, channels)
+    queries, keys, outputs = _of_attention(f, channels)
     if f.layout.cp_comm == "a2a":
-        there = Message("cp", "all_to_all", keys + 2 * queries)
+        there = Message("cp", "all_to_all", keys + queries + outputs)
         return (there,), (there,)
     if f.layout.cp_comm == "all_gather":
         return (Message("cp", "all_gather", keys * cp),), (Message("cp", "reduce_scatter", 2 * keys * cp),)
@@ -349,18 +357,18 @@ def _merged_rounds(f: Facts, channels: tuple[float, float]) -> tuple[float, floa
     others = f.layout.cp - 1
     if not others or f.layout.cp_comm in ("a2a", "all_gather"):
         return 0.0, 0.0
-    queries, keys = _queries_and_keys(f, channels)
+    queries, keys, outputs = _of_attention(f, channels)
     added = 3 * 0.75 * others
-    return 2 * keys + (2 + added) * queries, 2 * keys + (2 + added) * (queries + keys)
+    return 2 * keys + (2 + added) * outputs, 2 * keys + (2 + added) * (queries + keys)
 
 
-def _queries_and_keys(f: Facts, channels: tuple[float, float]) -> tuple[float, float]:
-    """Bytes of queries, and of keys and values together, on one rank."""
+def _of_attention(f: Facts, channels: tuple[float, float]) -> tuple[float, float, float]:
+    """Bytes of queries, of keys and values together, and of outputs, on one rank."""
     model, tp = f.model, f.layout.tp
     heads = model.heads or 0
     groups = heads if model.latent else max(model.kv_groups or heads, tp)
-    tokens = _tokens(f)
-    return WIDTH * tokens * heads / tp * channels[0], WIDTH * tokens * groups / tp * sum(channels)
+    each = WIDTH * _tokens(f) / tp
+    return each * heads * channels[0], each * groups * sum(channels), each * heads * channels[1]
 
 
 def _tokens(f: Facts) -> float:
