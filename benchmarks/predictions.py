@@ -39,6 +39,7 @@ HERE = Path(__file__).parent / "measured"
 PUBLISHED = Path(__file__).parents[1] / "config" / "published"
 EXPERIMENTS = Path(__file__).parents[1] / "config" / "experiments"
 FULL = Kernels(recompute="full", recompute_method="uniform", recompute_layers=1)
+FITTED = {"host": "seconds", "uneven experts": "gib"}  # to half of a row: the other half is held back
 NO_OVERLAP = {"grad_overlap": False, "gather_overlap": False}
 DEEPSPEED = {**NO_OVERLAP, "scattered_stages": True}
 
@@ -213,9 +214,9 @@ def of_experiment(data: str, *files: str | Path) -> Iterator[Row]:
         run = plan[one["name"]]
         used_for = one.get("used_for")
         row = Row(data, run.name, not used_for, run.facts, seconds, gib, one["group"], model=run.run.model["name"])
-        if used_for == "host":  # nothing of memory was fitted to it
-            yield replace(row, held_back=True, seconds=None)
-            row = replace(row, gib=None)
+        if used_for in FITTED:
+            yield replace(row, held_back=True, **{FITTED[used_for]: None})
+            row = replace(row, **{"gib" if FITTED[used_for] == "seconds" else "seconds": None})
         yield row
 
 

@@ -36,10 +36,6 @@ BOUNDS = {
     "bridge-h100": (11, 34, None, None, None),
 }
 
-# Rows whose memory was predicted lower than by the promised 2%, with the bound that was reached: tokens are spread less
-# evenly over these experts than over those that the model's number is from (the page says more).
-LOWER = {"experts-7b-ep2": -0.033, "experts-7b-fp8-ep2": -0.022}
-
 
 @pytest.fixture(scope="module")
 def rows():
@@ -88,7 +84,7 @@ def test_memory_is_within_two_percent_and_never_low_by_more(rows):
     for data in measured:
         errors = predictions.of_memory(held_back(rows, data))
         assert sum(map(abs, errors.values())) / len(errors) <= 0.02
-        assert all(error >= LOWER.get(name, -0.02) for name, error in errors.items()), data
+        assert min(errors.values()) >= -0.02, data
 
 
 def test_memory_of_dense_models_is_nearer(rows):
@@ -108,8 +104,7 @@ def test_memory_of_experts_is_as_near(rows):
     given = [*rows, *predictions.host_bound()]
     experts = [one for one in given if one.held_back and one.gib and one.facts.model.is_sparse]
     found = predictions.of_memory(experts)
-    assert all(error >= LOWER.get(name, -0.017) for name, error in found.items())
-    assert len(found) >= 5 and max(found.values()) <= 0.022
+    assert len(found) >= 5 and min(found.values()) >= -0.017 and max(found.values()) <= 0.022
     even = next(one for one in experts if one.name == "experts-ep2").facts
     even = replace(even, kernels=replace(even.kernels, forced_balance=True))
     assert memory.peak(even).tensors / memory.GIB == pytest.approx(44.4, rel=0.005), "measured with the same snapshots"
