@@ -28,12 +28,12 @@ BOUNDS = {
     "h200-four": (8, 37, 92, 3, 10),
     "h200-scaling": (8, 25, 90, 3, 10),
     "h200-scaling-4": (8, 25, 92, 3, 10),
-    "h200-tune": (8, 25, 89, 3, 10),
+    "h200-tune": (8, 25, 92, 3, 10),
     "h200-experts": (8, 25, None, None, None),
     "h200-experts-one-kernel": (8, 25, 92, 3, 10),
-    "h200-slices": (36, 43, 92, 3, 10),
+    "h200-slices": (37, 44, 92, 3, 10),
     "h200-one-kernel": (8, 30, 92, 3, 10),
-    "bridge-h100": (11, 34, None, None, None),
+    "bridge-h100": (10, 35, None, None, None),
 }
 
 

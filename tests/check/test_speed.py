@@ -8,7 +8,8 @@ import pytest
 from facts_of import facts
 
 from megaboa import records
-from megaboa.check import calibration, search_space, speed, work
+from megaboa.check import calibration, parameters, search_space, speed, work
+from megaboa.check.stages import stages
 from megaboa.errors import InputError
 from megaboa.files import read_json, write_json
 from megaboa.records import Law
@@ -287,6 +288,19 @@ def test_joined_operations_cast_what_an_activation_writes_with_delayed_scaling()
         step(precision="bf16_with_fp8_delayed_scaling_mixed", **shared, te_operations=one) for one in (False, True)
     ]
     assert every[0].memory == every[1].memory, "shared experts have no joined operations"
+
+
+def test_gradients_are_added_up_in_their_own_type_and_by_products_with_less():
+    kernels = (
+        {},
+        {"fp32_gradients": False},
+        {"gradient_fusion": True},
+        {"fp32_gradients": False, "gradient_fusion": True},
+    )
+    bytes_each = [step(**one).memory * calibration.of("h100-80g").memory.rate / of().microbatches for one in kernels]
+    held = parameters.of_stage(of(), stages(of())[0]).total
+    added = [(one - bytes_each[3]) / held for one in bytes_each]
+    assert added == pytest.approx([10 - 2, 6 - 2, 6 - 2, 0], rel=0.01)
 
 
 def test_small_passes_over_memory_have_a_latency():

@@ -23,7 +23,6 @@ from megaboa.records import Calibration, Law, Link
 FP32 = "fp32"
 BYTES_OF_PASS = 1.59  # time per byte of norms, activations and losses, relative to a sum of tensors
 SCORE_PASSES = 1.2  # additional factor of the same kind, for scores that aren't fused
-ACCUMULATED = 10  # bytes per parameter and micro-batch: the gradient is read, and added to the fp32 one
 UPDATED = 50  # bytes per parameter that a rank updates: the gradients' norm, and reading and writing Adam's states
 CAST = 6  # bytes per bf16 weight that is cast once a step: read twice, and written by rows and by columns
 CAST_BY_ROW = 14e9  # weights per second: megatron-core casts those kept in FP8 as single rows (docs/benchmarks/h200.md)
@@ -167,8 +166,15 @@ class _Model:
             if times:
                 there, back = self.part(part(self.f), host)
                 forward, backward = forward + there * times, backward + back * times
-        gradients = self.trained(stage).total * ACCUMULATED / self.known.memory.rate
+        gradients = self.trained(stage).total * self.added() / self.known.memory.rate
         return forward, backward + Step(memory=gradients)
+
+    def added(self) -> int:
+        """Bytes per parameter and micro-batch for adding up gradients: a 16-bit one is read, and added to the sum.
+        Fused products read and write the sum instead of writing a 16-bit one."""
+        kernels = self.f.kernels
+        total = 4 if kernels.fp32_gradients else 2
+        return 2 * total - 2 if kernels.gradient_fusion else 2 * total + 2
 
     def kind(self, stage: Stage) -> Hashable:
         """Key for stages that take the same time."""
