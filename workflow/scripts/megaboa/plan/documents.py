@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields, replace
 from typing import Any
 
@@ -34,6 +35,13 @@ OVERLAPS = ("overlap_grad_reduce", "overlap_param_gather")  # keys of `parallel`
 # What a run trains, among the parts of its identity; the others say how that is calculated.
 _TRAINED = {one.name for one in fields(RunSpec)} - {"parallel", "world_size", "device", "overrides", "bridge_source"}
 _PARTS = {"models": "model", "continue_from": "parent"}  # of an identity, where a section has another name
+# Sections of Bridge that only say how a run is calculated, and words in the names of such fields of other sections:
+# kernels, communication, recomputation, graphs, precision, offloading. Any other field may decide what is trained.
+_CALCULATION = ("comm_overlap.", "ddp.", "dist.", "mixed_precision.")
+_CALCULATING = re.compile(
+    r"fusion|fused|fuser|grouped_gemm|backend|use_te_|te_rng|_impl$|flash_attention_version|comm|dispatch|deepep|hybridep"
+    r"|ncclep|p2p|overlap|wgrad|recompute|graph|offload|dtype|precision|remainders|bf16|fp(4|8|16|32)(_|$)"
+)
 _SAME_TRAINING = {"training.micro_batch_size", "training.precision", *(f"data.{name}" for name in _SAME_LOSSES)}
 _TUNED_SAMPLES = ("template", "loss_on", "pack")
 _SAME_SAMPLES = (*AT_ENDS_OF_TEXT, "fim")
@@ -79,15 +87,16 @@ def run_spec(config: Experiment, model: str, world_size: int) -> RunSpec:
 
 
 def is_trained(key: str) -> bool:
-    """Whether a key of the experiment, or an override, decides what a run trains, and not only how that is calculated:
-    the model, its data, the optimization."""
+    """Whether a key of the experiment, or an override, may decide what a run trains, and not only how that is
+    calculated: the model, its data, the optimization."""
     section, _, name = key.partition(".")
     if section != "overrides":
         return key not in _SAME_TRAINING and _PARTS.get(section, section) in _TRAINED
-    if is_harmless(name):
+    if is_harmless(name) or name.startswith(_CALCULATION) or FACTS.get(key, "").startswith("layout."):
         return False
-    told = FACTS.get(key, "").partition(".")[0] == "model" or name.startswith((*_SAMPLE_FIELDS, "scheduler."))
-    return told or any(map(is_trained, keys_of(name)))
+    if keys := keys_of(name):
+        return any(map(is_trained, keys))
+    return not _CALCULATING.search(name)
 
 
 def _overrides(config: Experiment, own_defaults: bool) -> Tree:

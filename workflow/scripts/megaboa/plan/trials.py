@@ -179,8 +179,8 @@ def _check(loaded: LoadedExperiment, also: Collection[str]) -> None:
             message = "says nothing without recompute_granularity, which the search itself varies: remove it"
         elif documents.is_trained(same):
             message = (
-                "decides what is trained, and settings are compared by their seconds per step alone: remove it, or set "
-                f"{same} in the run itself"
+                "may decide what is trained, and settings are compared by their seconds per step alone: remove it, or "
+                f"set {same} in the run itself"
             )
         elif key.startswith("resources."):
             message = "can't be tried: all trials share one job with the run's nodes: remove it"

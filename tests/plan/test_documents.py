@@ -1,0 +1,84 @@
+"""megaboa.plan.documents: which keys may decide what a run trains, so that `snakemake tune` refuses them."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from declared import declared
+
+from megaboa.check.facts import FIELDS
+from megaboa.plan.documents import is_trained
+
+TRAINED = """
+    model.moe_expert_capacity_factor model.moe_token_drop_policy model.moe_aux_loss_coeff model.moe_z_loss_coeff
+    model.moe_router_bias_update_rate model.moe_router_force_load_balancing model.moe_input_jitter_eps
+    model.moe_router_topk model.calculate_per_token_loss model.window_size model.attention_dropout
+    model.hidden_dropout model.rotary_base model.init_method_std model.layernorm_epsilon model.softmax_scale
+    model.mtp_loss_scaling_factor model.seq_length model.linear_conv_kernel_dim model.num_layers model.not_known_yet
+    peft.dim peft.alpha peft.target_modules optimizer.lr optimizer.adam_beta2 optimizer.decoupled_lr
+    optimizer.clip_grad optimizer.sgd_momentum scheduler.lr_wsd_decay_style train.rampup_batch_size
+    dataset.random_seed tokenizer.tokenizer_model rng.seed
+"""
+CALCULATED = """
+    model.cuda_graph_impl model.cuda_graph_modules model.recompute_num_layers model.bias_activation_fusion
+    model.cross_entropy_fusion_impl model.moe_permute_fusion model.moe_router_fusion model.moe_router_dtype
+    model.moe_token_dispatcher_type model.moe_flex_dispatcher_backend model.moe_grouped_gemm
+    model.fused_single_qkv_rope model.moe_shared_expert_overlap model.attention_backend model.cp_comm_type
+    model.batch_p2p_sync model.use_te_activation_func model.use_te_rng_tracker model.use_transformer_engine_op_fuser
+    model.gradient_accumulation_fusion model.fine_grained_activation_offloading
+    model.microbatch_group_size_per_vp_stage model.pipeline_model_parallel_layout model.fp8_margin
+    rng.te_rng_tracker optimizer.use_precision_aware_optimizer optimizer.exp_avg_dtype
+    optimizer.optimizer_cpu_offload comm_overlap.tp_comm_overlap ddp.bucket_size ddp.check_for_nan_in_grad
+    dist.use_sharp mixed_precision.fp8_recipe mixed_precision.grad_reduce_in_fp32 logger.log_interval
+    train.manual_gc
+"""
+
+
+@pytest.mark.parametrize("field", TRAINED.split())
+def test_a_field_that_changes_the_model_or_its_losses_decides_what_is_trained(field):
+    assert is_trained(f"overrides.{field}")
+
+
+@pytest.mark.parametrize("field", CALCULATED.split())
+def test_a_field_of_how_it_is_calculated_does_not(field):
+    assert not is_trained(f"overrides.{field}")
+
+
+def test_no_size_of_a_model_is_among_them():
+    sizes = [field for fact, field in FIELDS.items() if fact.startswith("model.")]
+    assert sizes and all(is_trained(f"overrides.{field}") for field in sizes)
+
+
+@pytest.mark.parametrize(
+    "key", ["model", "models.a.config.x", "data.blend", "training.seq_length", "tuning.rank", "task"]
+)
+def test_keys_of_the_experiment_by_their_sections(key):
+    assert is_trained(key)
+
+
+@pytest.mark.parametrize(
+    "key", ["parallel.tp", "parallel.overlap_grad_reduce", "training.precision", "data.num_workers", "resources.nodes"]
+)
+def test_keys_of_how_it_runs_do_not(key):
+    assert not is_trained(key)
+
+
+def test_every_field_named_here_is_one_of_megatrons_transformer():
+    config = "core/transformer/transformer_config.py"
+    parts = [(config, "TransformerConfig"), (config, "MLATransformerConfig")]
+    parts += [
+        ("core/model_parallel_config.py", "ModelParallelConfig"),
+        ("bridge/models/gpt_provider.py", "GPTModelProvider"),
+    ]
+    known = set().union(*(declared(*part) for part in parts))
+    named = {field.removeprefix("model.") for field in (TRAINED + CALCULATED).split() if field.startswith("model.")}
+    assert named - known == {"not_known_yet"}
+
+
+def test_further_keys_of_the_shipped_experiments_and_of_the_docs_do_not():
+    pages = re.findall(r"```yaml\n(tune:.*?)```", Path("docs/how-to/tune.md").read_text(encoding="utf-8"), re.DOTALL)
+    shipped = [path.read_text(encoding="utf-8") for path in Path("config/experiments").glob("*.yaml")]
+    tunes = [yaml.safe_load(text).get("tune") or {} for text in (*pages, *shipped)]
+    further = [key for tune in tunes for key in tune.get("also", ())]
+    assert pages and len(further) >= 6 and not any(map(is_trained, further))
