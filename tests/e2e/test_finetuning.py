@@ -20,7 +20,8 @@ FROM = "continue_from: tuned/base@4"
 LAYOUTS = {"dp2": "parallel.tp: 1", "tp2": "parallel.tp: 2, parallel.sp: true", "pp2": "parallel.pp: 2"}
 COUNTED = ", ".join(f"overrides.model.account_for_{part}_in_pipeline_split: true" for part in ("embedding", "loss"))
 OF_LORA = {**LAYOUTS, "pp2": f"parallel.pp: 2, parallel.vpp: 2, {COUNTED}"}  # four stages, of which two hold a layer
-LAST = "data.blend: talks, tuning.loss_on: last-answer"
+TALKS = "data.blend: talks, tuning.template: eos.jinja"
+LAST = f"{TALKS}, tuning.loss_on: last-answer"
 RUNS = {
     "base": f"{{{BASE}}}",
     "sft": f"{{task: sft, {FROM}}}",
@@ -28,7 +29,7 @@ RUNS = {
     "lora": f"{{task: lora, {FROM}}}",
     **{f"lora-{name}": f"{{task: lora, {FROM}, {TWO}, {values}}}" for name, values in OF_LORA.items()},
     "lora-cp2": f"{{task: lora, {FROM}, {TWO}, parallel.cp: 2}}",
-    "lora-imported": "{task: lora, tuning.targets: [linear_qkv], data.blend: talks, training.precision: bf16_mixed}",
+    "lora-imported": f"{{task: lora, tuning.targets: [linear_qkv], {TALKS}, training.precision: bf16_mixed}}",
     "dora": f"{{task: dora, {FROM}, {LAST}}}",
     "dora-pp2": f"{{task: dora, {FROM}, {LAST}, {TWO}, {LAYOUTS['pp2']}}}",
 }
@@ -69,6 +70,8 @@ def tuned(workspace):
     """One experiment, from the parent's pretraining to the report."""
     talks = ([turn(number, place) for place in range(4)] for number in range(200))
     (workspace.path / "talks.jsonl").write_text("".join(json.dumps({"talk": talk}) + "\n" for talk in talks))
+    chatml = (workspace.path / "config/experiments/templates/chatml.jinja").read_text()
+    (workspace.path / "eos.jinja").write_text(chatml.replace("'<|im_end|>'", "eos_token"))
     config = experiment(workspace, "tuned", RUNS, MORE)
     workspace.output = workspace.snakemake("--configfile", config)
     return workspace
@@ -120,13 +123,17 @@ def test_the_weights_are_compared_with_those_of_the_parent(tuned):
 
 
 def test_generation_ends_as_answers_do(tuned):
-    for run in ("sft", "lora"):
+    for run in ("dora", "lora-imported"):
         export = tuned.results("tuned", "runs", run, "export")
         words = AutoTokenizer.from_pretrained(export)
-        end = words.convert_tokens_to_ids("<|im_end|>")
         checks = {one["name"]: one for one in tuned.json("tuned", "runs", run, "proof.json")["checks"]}
-        assert ("stops" in checks) == (end in words.all_special_ids)
-        assert "stops" not in checks or end in GenerationConfig.from_pretrained(export).eos_token_id
+        assert checks["stops"]["state"] == "PASS"
+        assert f"answers end with {words.eos_token}, generation with" in checks["stops"]["detail"]
+        assert words.eos_token_id in GenerationConfig.from_pretrained(export).eos_token_id
+    for run in ("sft", "lora"):  # to their tokenizer <|im_end|> is ordinary text
+        proof = tuned.json("tuned", "runs", run, "proof.json")
+        assert "stops" not in {one["name"] for one in proof["checks"]}
+        assert "set eos_token_id where text is generated" in proof["left_out"]["stops"]
 
 
 def test_the_report_shows_which_tokens_count(tuned):
@@ -138,7 +145,7 @@ def test_the_report_shows_which_tokens_count(tuned):
     talks = [re.findall("<mark>(.*?)</mark>", one, re.DOTALL) for one in shown if "and then?" in one]
     one, two = sorted(talks, key=len)  # of a conversation its last answer, or both
     assert (len(one), len(two)) == (1, 2) and two[1:] == one
-    first, last = (int(answer.removesuffix("&lt;|im_end|&gt;")) for answer in two)
+    first, last = (int(answer.removesuffix("&lt;|endoftext|&gt;")) for answer in two)
     assert last == first + 1
 
 

@@ -13,6 +13,8 @@ CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_e
 LLAMA = "{% for m in messages %}<|im_start|>{{ m.role }}: {{ m.content }}{{ eos_token }}{% endfor %}"
 NO_END = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 OTHER = "{{ raise_exception('needs a tool') }}"
+DIVIDES = "{{ 1 // (messages | length - 2) }}"
+LIST = "{% for m in messages %}{{ m.content[0].text.strip() }}{% endfor %}"
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +37,8 @@ def words(tmp_path_factory):
         (LLAMA, "eos"),
         (NO_END, None),
         (OTHER, None),
+        (DIVIDES, None),
+        (LIST, None),
     ],
 )
 def test_the_first_special_token_behind_an_answer_ends_it(words, tmp_path, template, end):

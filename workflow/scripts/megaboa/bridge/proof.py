@@ -179,7 +179,9 @@ class _Found:
         """Check that generation ends with what ended the answers of the examples."""
         end = end_of_answers(export)
         if end is None:
-            self.left_out["stops"] = "the chat template ends answers by no special token, so set where generation ends"
+            self.left_out["stops"] = (
+                "where answers end can't be told from the chat template: set eos_token_id where text is generated"
+            )
             return
         words = AutoTokenizer.from_pretrained(export, local_files_only=True)
         found = ends(export)
