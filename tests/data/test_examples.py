@@ -8,7 +8,7 @@ import datasets
 import pytest
 from making import specification
 
-from megaboa.data import jobs
+from megaboa.data import examples, jobs
 from megaboa.errors import InputError
 
 CHAT = [{"role": "user", "content": "Wie heißt du?"}, {"role": "assistant", "content": "Äffchen."}]
@@ -80,8 +80,9 @@ def test_what_can_not_be_learned_from_is_named_with_its_line(tmp_path, row, said
     assert len(found) == 1 and manifest.bad.records == 1 and "rows.jsonl:2" in manifest.bad.samples[0]
 
 
-def test_an_openai_weight_of_1_changes_nothing(tmp_path):
-    *_, found = corpus(tmp_path, [{"messages": [CHAT[0], {**CHAT[1], "weight": 1}]}], messages="messages")
+def test_an_openai_weight_of_1_changes_nothing_nor_does_any_of_what_never_counts(tmp_path):
+    turns = [{**CHAT[0], "weight": 0}, {**CHAT[1], "weight": 1}]
+    *_, found = corpus(tmp_path, [{"messages": turns}], messages="messages")
     assert found == [{"messages": CHAT}]
 
 
@@ -111,6 +112,16 @@ def test_the_identity_is_of_content_and_keys(tmp_path):
         if (tmp_path / name).mkdir() is None
     ]
     assert digests[0] == digests[1] != digests[2]
+
+
+def test_a_corpus_of_an_earlier_version_is_made_again(tmp_path, monkeypatch):
+    """It has records that are bad now, so that its check would fail."""
+    monkeypatch.setattr(examples, "VERSION", 1)
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"messages": CHAT}) + "\n")
+    _, before, *_ = corpus(tmp_path, str(tmp_path / "rows.jsonl"), messages="messages")
+    monkeypatch.undo()
+    _, now, *_ = corpus(tmp_path, str(tmp_path / "rows.jsonl"), messages="messages")
+    assert now.identity == {**before.identity, "examples": 2} and now.folder != before.folder
 
 
 def test_text_is_no_example(tmp_path):

@@ -2,11 +2,11 @@
 
 import pytest
 
-from megaboa.check import adapters, flops, memory, parameters
+from megaboa.check import adapters, costs, flops, memory, parameters
 from megaboa.check.stages import stages
 from megaboa.config import ConfigError
 from megaboa.files import digest
-from megaboa.plan import specifications
+from megaboa.plan import specifications, tasks
 from megaboa.plan.shared import Shared
 from megaboa.records import CorpusSpec, parse
 
@@ -29,10 +29,11 @@ def test_the_identity_holds_the_task_and_what_is_of_it(plan_of, tmp_path):
     template = tmp_path / "chat.jinja"
     template.write_text("{{ messages }}")
     sft = run_of(plan_of, "sft", f"tuning: {{template: {template}, rank: 4}}\n").documents["run"]
-    assert (sft["task"], sft["tuning"]) == ("sft", {"template": "{{ messages }}", "loss_on": "answers", "pack": False})
+    common = {"samples": 2, "loss_on": "answers", "pack": False}
+    assert (sft["task"], sft["tuning"]) == ("sft", {"template": "{{ messages }}", **common})
     lora = run_of(plan_of, "lora", "tuning: {rank: 4, targets: [linear_qkv]}\n").documents["run"]["tuning"]
     assert lora == {
-        **{"template": None, "loss_on": "answers", "pack": False},
+        **{"template": None, **common},
         **{"rank": 4, "alpha": 32, "dropout": 0.0, "targets": ["linear_qkv"]},
     }
 
@@ -56,6 +57,17 @@ def test_a_sweep_over_tasks_shares_one_index_of_the_examples(plan_of):
     assert len({run.launch.index for run in plan.runs}) == 1
     other = plan_of(TUNED % "sft" + "tuning: {loss_on: everything}\n", **{"training.train_iters": 10})
     assert other.runs[0].launch.index != plan.runs[0].launch.index
+
+
+def test_other_samples_of_the_same_examples_are_another_run(plan_of, monkeypatch):
+    """Which otherwise would read an index of former masks, or resume with new ones."""
+    plans = []
+    for version in (1, tasks.SAMPLES):
+        monkeypatch.setattr(tasks, "SAMPLES", version)
+        plans.append(plan_of(TUNED % "sft", **{"training.train_iters": 10}).runs[0])
+    before, now = plans
+    assert before.launch.index != now.launch.index and before.digest != now.digest
+    assert costs.speed_key(before.run, None) == costs.speed_key(now.run, None), "it is as fast as it was"
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Samples of a fine-tuned run, made before it holds a GPU: examples are split, converted to tokens by a template, and
-packed if that is asked for. Bridge's own datasets do this, as they will on the ranks.
+packed if that is asked for. Bridge's own datasets do this, as they will on the ranks. If other tokens or masks come of
+the same examples after a change here or there, raise SAMPLES of plan/tasks.py: indexes and runs are made again.
 
 With a template that drops answers, or marks none of their tokens, a run would train on nothing or on prompts, so that
 is an error here. One templated example is kept for the report.

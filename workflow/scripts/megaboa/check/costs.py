@@ -188,7 +188,7 @@ def speed_key(run: RunSpec, gpu: str | None) -> str:
     """Key for runs with the same speed: without names, seeds, learning rates and numbers of steps."""
     sizes = {name: run.training.get(name) for name in SIZES}
     same = {name: getattr(run, name) for name in ("parallel", "world_size", "device", "overrides")}
-    tuned = {"task": run.task, "tuning": {**run.tuning, "template": None}} if run.is_tuned else {}
+    tuned = {"task": run.task, "tuning": {**run.tuning, "template": None, "samples": None}} if run.is_tuned else {}
     return files.digest({"model": _model(run), "sizes": sizes, "gpu": gpu, **same, **tuned})
 
 

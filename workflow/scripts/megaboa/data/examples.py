@@ -21,6 +21,7 @@ from megaboa.files import file_digest
 from megaboa.records import BadRecords, Compared, Corpus, CorpusFacts, CorpusSpec, Examples, SourceFile, Tree
 
 FILE = "examples.jsonl"
+VERSION = 2  # of what is made of a record; raised when a corpus of examples would change
 DECIDING = ("messages", "prompt", "answer", "limit", "max_document_mb", "on_bad_record")
 ASSISTANT = "assistant"
 ROLES = {"human": "user", "gpt": ASSISTANT, "bot": ASSISTANT}  # roles in ShareGPT's conversations
@@ -165,7 +166,7 @@ def _problem_of_turn(row: Tree, turn: Tree) -> str | None:
         return f"that {problem}"
     if turn["role"] == ASSISTANT and not content.strip():
         return f"that is {_blank(content)}, so nothing could be learned from it"
-    if row.get("weight") not in (None, 1):
+    if turn["role"] == ASSISTANT and row.get("weight") not in (None, 1):
         return (
             f"with 'weight': {row['weight']!r}, which can't leave a turn out of the loss: remove the key (with "
             "tuning.loss_on: last-answer only the last answer counts)"

@@ -196,7 +196,7 @@ def list_examples(spec: CorpusSpec, threads: int) -> Sources:
             ".arrow, or a folder that `save_to_disk` wrote"
         )
     options = {option: getattr(spec, option) for option in examples.DECIDING}
-    identity = {"format": FORMAT, "files": sources.fingerprint(files), **options}
+    identity = {"format": FORMAT, "examples": examples.VERSION, "files": sources.fingerprint(files), **options}
     folder = store.folder(spec.store, "corpora", spec.name, identity)
     return Sources(name=spec.name, files=tuple(files), tokenizer=None, identity=identity, folder=str(folder))
 

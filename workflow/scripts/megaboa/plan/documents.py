@@ -43,7 +43,7 @@ _CALCULATING = re.compile(
     r"|ncclep|p2p|overlap|wgrad|recompute|graph|offload|dtype|precision|remainders|bf16|fp(4|8|16|32)(_|$)"
 )
 _SAME_TRAINING = {"training.micro_batch_size", "training.precision", *(f"data.{name}" for name in _SAME_LOSSES)}
-_TUNED_SAMPLES = ("template", "loss_on", "pack")
+_TUNED_SAMPLES = ("samples", "template", "loss_on", "pack")
 _SAME_SAMPLES = (*AT_ENDS_OF_TEXT, "fim")
 _SAMPLES = ("train_iters", "global_batch_size", "seq_length", "seed", "eval_interval", "eval_iters")
 _SAMPLE_FIELDS = ("dataset.", "train.", "validation.", "tokenizer.", "rng.")

@@ -11,6 +11,7 @@ from megaboa.config.problems import show
 from megaboa.fields import AT_ENDS_OF_TEXT
 from megaboa.records import ADAPTERS, NO_TEMPLATE, Tree
 
+SAMPLES = 2  # version of what bridge/tuned_samples.py makes; raised when tokens, masks or cuts would change
 OF_ADAPTERS = ("rank", "alpha", "dropout", "targets")
 # Keys of `data` for how text is cut into samples, or masked.
 OF_TEXT = ("validation_sets", *AT_ENDS_OF_TEXT, "fim")
@@ -18,9 +19,9 @@ OF_TEXT = ("validation_sets", *AT_ENDS_OF_TEXT, "fim")
 
 def spec(config: Experiment) -> Tree:
     """The section for run.json. It includes the template's text, so that changing the template's file makes it another
-    run."""
+    run, and the version of the samples, which decide the losses."""
     wanted = config.tuning
-    found = {"template": _text(wanted.template), "loss_on": wanted.loss_on, "pack": wanted.pack}
+    found = {"samples": SAMPLES, "template": _text(wanted.template)} | wanted.model_dump(include={"loss_on", "pack"})
     if config.task in ADAPTERS:
         found |= wanted.model_dump(mode="json", include=set(OF_ADAPTERS))
     return found
