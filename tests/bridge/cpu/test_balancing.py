@@ -1,8 +1,10 @@
 """Fine-tuned experts in Bridge's own training on the CPU: padding and layouts don't change how they are balanced."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
+import yaml
 from cpu_ranks import on_cpu
 
 from megaboa.data import tokenizer
@@ -19,6 +21,7 @@ LAYOUTS = {
     "dp2": (2, {}),
     "ep2": (2, {"expert_model_parallel_size": 2}),
     "cp2": (2, {"context_parallel_size": 2}),
+    "tp2": (2, {"tensor_model_parallel_size": 2, "sequence_parallel": True}),
     "pp4": (4, {"pipeline_model_parallel_size": 4}),  # the second and the third one read no batches in Bridge
 }
 
@@ -36,7 +39,7 @@ def folder(tmp_path_factory):
     return root
 
 
-def _tune(root, name, model, length, per_token, starts, of_biases=False, of_adapters=False):
+def _tune(root, name, model, length, per_token, starts, skipped=(), of_biases=False, of_adapters=False):
     import tiny_training
     from megatron.bridge.data.builders.gpt_sft import GPTSFTDatasetConfig
     from megatron.bridge.data.datasets import gpt_sft
@@ -59,11 +62,12 @@ def _tune(root, name, model, length, per_token, starts, of_biases=False, of_adap
 
     save_in_foreground()
     gpt_sft.tokenize_prompt_completion_example = finetuning.joined
-    begins = "moe_router_enable_expert_bias" not in model and not starts
+    begins = "moe_router_load_balancing_type" not in model and not starts  # others have states that it lacks
     checkpoint = {"pretrained_checkpoint": f"{root}/start/checkpoints"} if begins else {}
     checkpoint |= {} if starts else {"save": None}
     cfg = tiny_training.configuration(f"{root}/start", {**EXPERTS, **model}, checkpoint)
     cfg.model.num_layers = 4
+    cfg.model.make_vocab_size_divisible_by = 384 // cfg.model.tensor_model_parallel_size  # one size for all layouts
     cfg.model.seq_length, cfg.model.vocab_size, cfg.model.calculate_per_token_loss = length, 320, per_token
     whole = "full" if name == "equal" else "completion"
     cfg.dataset = GPTSFTDatasetConfig(
@@ -81,6 +85,8 @@ def _tune(root, name, model, length, per_token, starts, of_biases=False, of_adap
     cfg.tokenizer.tokenizer_type, cfg.tokenizer.tokenizer_model = "HuggingFaceTokenizer", f"{root}/tokenizer"
     cfg.tokenizer.vocab_size = None
     cfg.train.micro_batch_size, cfg.train.train_iters, cfg.ddp.average_in_collective = 1, 2, False
+    cfg.train.iterations_to_skip = list(skipped)
+    finetuning.skip_on_all_stages()
     record, forward = tiny_training.recorder(), forward_step
     callbacks = [record]
     if per_token:
@@ -94,9 +100,9 @@ def _tune(root, name, model, length, per_token, starts, of_biases=False, of_adap
     return biases.largest if of_adapters or of_biases else record.steps
 
 
-def tune(folder, name="mixed", length=32, per_token=True, ranks=1, starts=False, **model):
+def tune(folder, name="mixed", length=32, per_token=True, ranks=1, starts=False, skipped=(), **model):
     """Loss and gradient norm by step."""
-    return on_cpu(_tune, str(folder), name, model, length, per_token, starts, world_size=ranks)[-1]
+    return on_cpu(_tune, str(folder), name, model, length, per_token, starts, skipped, world_size=ranks)[-1]
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +129,63 @@ def test_layouts_agree(folder, alone, layout):
     assert same(tune(folder, ranks=ranks, **sizes), alone)
 
 
+@pytest.mark.parametrize("layout", ["cp2", "tp2"])
+def test_a_z_loss_is_a_mean_over_all_tokens(folder, layout):
+    """Ranks have different numbers of tokens: most of a row's second half is padding."""
+    ranks, sizes = LAYOUTS[layout]
+    losses = {"moe_z_loss_coeff": 0.1}
+    assert same(tune(folder, length=64, ranks=ranks, **losses, **sizes), tune(folder, **losses))
+
+
+def test_a_skipped_step_is_skipped_on_all_stages(folder):
+    ranks, sizes = LAYOUTS["pp4"]
+    found, expected = (tune(folder, skipped=[1], **given) for given in ({"ranks": ranks, **sizes}, {}))
+    assert list(found) == [1] and same(found, expected)
+
+
+def test_quantiles_are_taken_of_all_positions(folder):
+    """Megatron's take no padding mask."""
+    assert tune(folder, moe_router_load_balancing_type="quantile_balancing")
+
+
+def test_a_checkpoint_names_no_weight_of_the_balancing_loss(folder):
+    """Other programs could not import it."""
+    [saved] = (folder / "start" / "checkpoints").glob("iter_*/run_config.yaml")
+    assert yaml.safe_load(saved.read_text())["model"]["moe_grad_scale_func"] is None
+
+
+def _weigh(root):
+    import tiny_training
+    import torch
+    from megatron.bridge.data import batch_utils
+    from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
+
+    from megaboa.bridge.balancing import Balancing
+
+    balancing = Balancing(tiny_training.configuration(root, EXPERTS, {}))
+    balancing.install(lambda: None)
+    MoEAuxLossAutoScaler.set_loss_scale(torch.ones(1, device="meta"))  # Bridge does so before there is a model
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    config = SimpleNamespace(grad_scale_func=lambda loss: 4 * loss)
+    chunk = torch.nn.Module()
+    chunk.config = config
+    chunk.pg_collection = SimpleNamespace(dp=torch.distributed.group.WORLD, tp_cp=torch.distributed.group.WORLD)
+    balancing.on_train_start(SimpleNamespace(model=[chunk]))
+    weights, places = [], set()
+    for counted in (6, 2):
+        mask = torch.zeros(2, 8)
+        mask[:, :counted] = 1
+        batch_utils.prepare_finetuning_batch(iter([{"tokens": mask, "loss_mask": mask}]), 2, 8)
+        weights.append(float(config.moe_grad_scale_func()))
+        places.add(config.moe_grad_scale_func.counted.data_ptr())
+    return str(MoEAuxLossAutoScaler.main_loss_backward_scale.device), weights, len(places)
+
+
+def test_the_weight_has_one_place_on_the_models_device(tmp_path):
+    """Bridge's own, from before the first batch, stays on the device that it is set for; graphs keep an address."""
+    assert on_cpu(_weigh, str(tmp_path)) == [("meta", [24, 8], 1)]
+
+
 def test_experts_are_balanced_as_in_pretraining(folder):
     """Where all tokens count and nothing is padded, the mean over tokens is that over micro-batches."""
     assert same(tune(folder, "equal"), tune(folder, "equal", per_token=False))
@@ -130,5 +193,5 @@ def test_experts_are_balanced_as_in_pretraining(folder):
 
 @pytest.mark.parametrize("of_adapters", [False, True])
 def test_biases_of_the_base_stay_under_adapters(folder, of_adapters):
-    [largest] = on_cpu(_tune, str(folder), "mixed", BIASED, 32, True, False, True, of_adapters)
+    [largest] = on_cpu(_tune, str(folder), "mixed", BIASED, 32, True, False, (), True, of_adapters)
     assert (largest == 0) == of_adapters

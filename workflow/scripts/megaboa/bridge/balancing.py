@@ -3,7 +3,8 @@
 Pretraining adds the mean of the balancing loss over micro-batches to the mean loss of a token. Fine-tuning sums the
 loss of the tokens that count, and divides the gradient by their number. Megatron-Core 0.19.2 then multiplies the
 balancing loss (and the z-loss) by the positions of a micro-batch, padding included, so that padding raises its weight.
-Here it is multiplied by the mean number of tokens that count in the step's micro-batches.
+Here it is multiplied by the mean number of tokens that count in the step's micro-batches, by Megatron's
+`moe_grad_scale_func`, which Bridge doesn't set.
 
 Positions behind the last token that counts change no loss. They are left out of the routers' statistics by Megatron's
 padding mask, which Bridge doesn't set.
@@ -17,15 +18,16 @@ from typing import Any
 
 import torch
 from megatron.bridge.data import batch_utils
-from megatron.bridge.training import gpt_step, train
+from megatron.bridge.training import gpt_step
 from megatron.bridge.training.callbacks import Callback, CallbackContext
 from megatron.bridge.training.config import ConfigContainer
 from megatron.bridge.training.utils.pg_utils import get_pg_collection
-from megatron.core import parallel_state, tensor_parallel
+from megatron.core import tensor_parallel
+from megatron.core.model_parallel_config import ModelParallelConfig
 from megatron.core.models.gpt import GPTModel
-from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
+from megatron.core.transformer.moe import router as routers
 from megatron.core.transformer.moe.router import Router, TopKRouter
-from megatron.core.utils import get_batch_on_this_cp_rank, unwrap_model
+from megatron.core.utils import get_batch_on_this_cp_rank, get_model_config, unwrap_model
 
 PADDING = "padding"  # key that is added to a micro-batch
 Batch = dict[str, Any]
@@ -35,20 +37,25 @@ class Balancing(Callback):
     """Weights the balancing loss of a fine-tuned mixture of experts."""
 
     def __init__(self, config: ConfigContainer) -> None:
-        self._masks = config.model.cuda_graph_impl == "none"  # a graph has its arguments from its capture
-        self._counted = torch.zeros(1)  # per micro-batch, mean of the step
+        model = config.model
+        # A graph has its arguments from its capture; quantiles are taken of all positions.
+        self._masks = model.cuda_graph_impl == "none" and model.moe_router_load_balancing_type != "quantile_balancing"
 
     def on_train_start(self, context: CallbackContext) -> None:
+        groups = get_pg_collection(context.model)
+        self._readers = groups.dp  # each reads other rows
+        self._counted = torch.zeros(1).cuda()  # per micro-batch, mean of the step
+        routers.z_loss_func = _of_the_micro_batch(routers.z_loss_func, groups.tp_cp)
         for chunk in context.model:
+            config = get_model_config(chunk)
+            config.moe_grad_scale_func = Weight(self._counted, config)
             for router in (part for part in chunk.modules() if isinstance(part, Router)):
-                router.calculate_per_token_loss = False  # `_scaled` multiplies
+                router.calculate_per_token_loss = False  # `Weight` multiplies
 
     def install(self, forward_step: Callable[..., Any]) -> Callable[..., Any]:
         """Change Megatron in this process; give the forward step with the padding mask."""
         batch_utils.prepare_finetuning_batch = self._counting(batch_utils.prepare_finetuning_batch)
-        MoEAuxLossAutoScaler.set_loss_scale = staticmethod(self._scaled(MoEAuxLossAutoScaler.set_loss_scale))
         TopKRouter._apply_expert_bias = _with_a_mask_per_token(TopKRouter._apply_expert_bias)
-        train.is_pp_first_stage = lambda _: True  # a skipped step is skipped on all stages, which all read batches here
         return _masked(forward_step) if self._masks else forward_step
 
     def _counting(self, prepare: Callable[..., Any]) -> Callable[..., Any]:
@@ -58,16 +65,27 @@ class Balancing(Callback):
         def prepared(*arguments: Any, **named: Any) -> tuple[Iterator[Batch], int]:
             batches, length = prepare(*arguments, **named)
             step = [{**batch, PADDING: padding(batch["loss_mask"])} for batch in batches]
-            self._counted = sum(batch["loss_mask"].sum() for batch in step).cuda().float() / len(step)
-            group = parallel_state.get_data_parallel_group()
-            torch.distributed.all_reduce(self._counted, group=group)
-            self._counted /= group.size()
+            self._counted.copy_(sum(batch["loss_mask"].sum() for batch in step))
+            torch.distributed.all_reduce(self._counted, group=self._readers)
+            self._counted /= len(step) * self._readers.size()
             return iter(step), length
 
         return prepared
 
-    def _scaled(self, set_scale: Callable[[torch.Tensor], None]) -> Callable[[torch.Tensor], None]:
-        return lambda scale: set_scale(scale * self._counted)
+
+class Weight:
+    """What Megatron multiplies the balancing loss by: tokens, changed in place because graphs keep their address."""
+
+    def __init__(self, counted: torch.Tensor, config: ModelParallelConfig) -> None:
+        self.counted = counted
+        self._config = config
+
+    def __call__(self) -> torch.Tensor:
+        scale = self._config.grad_scale_func
+        return scale(self.counted) if scale else self.counted
+
+    def to_cfg_dict(self) -> None:
+        """Bridge saves the model's configuration with checkpoints, where it is null: others could not import it."""
 
 
 def padding(loss_mask: torch.Tensor) -> torch.Tensor:
@@ -122,3 +140,18 @@ def _with_a_mask_per_token(apply: Callable[..., None]) -> Callable[..., None]:
         apply(self, routing_map, padding_mask=None if padding_mask is None else padding_mask.unsqueeze(-1))
 
     return applied
+
+
+def _of_the_micro_batch(z_loss: Callable[..., torch.Tensor], group: Any) -> Callable[..., torch.Tensor]:
+    """The z-loss of a rank, whose mean over ranks is that over the tokens of all: they have different numbers."""
+
+    def weighted(logits: torch.Tensor, coefficient: float, padding_mask: torch.Tensor | None = None) -> torch.Tensor:
+        mean = z_loss(logits, coefficient, padding_mask=padding_mask)
+        if padding_mask is None:
+            return mean
+        own = (~padding_mask).sum().float()
+        total = own.clone()
+        torch.distributed.all_reduce(total, group=group)
+        return mean * own * group.size() / total
+
+    return weighted

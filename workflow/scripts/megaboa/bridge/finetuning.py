@@ -136,6 +136,7 @@ def begin(config: ConfigContainer, folder: RunFolder, index_cache: Path, resumes
 
     A run that resumes needs no such weights, except with adapters, whose base is loaded in every attempt.
     """
+    skip_on_all_stages()
     config.dataset.dataset_root = str(index_cache.absolute())
     run = folder.run
     if resumes and not run.has_adapters:
@@ -144,6 +145,14 @@ def begin(config: ConfigContainer, folder: RunFolder, index_cache: Path, resumes
         config.checkpoint.pretrained_checkpoint = str(parents_checkpoint(folder).absolute())
     if run.has_adapters:
         _adapt(run.training["seed"], random_weights=config.checkpoint.pretrained_checkpoint == NOWHERE)
+
+
+def skip_on_all_stages() -> None:
+    """Skip the batches of a skipped step on every pipeline stage: in fine-tuning all read them. Bridge skips them on
+    the first and the last."""
+    from megatron.bridge.training import train
+
+    train.is_pp_first_stage = lambda _: True
 
 
 def parents_checkpoint(folder: RunFolder) -> Path:
