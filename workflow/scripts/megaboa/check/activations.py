@@ -15,7 +15,7 @@ from megaboa.check import work
 from megaboa.check.facts import Facts
 from megaboa.check.parameters import is_sparse, last_layer, vocabulary_rows
 from megaboa.check.stages import Stage
-from megaboa.check.work import PEAK, unevenness
+from megaboa.check.work import UNEVEN_AT_PEAK, unevenness
 
 # Bytes per logit during the loss: logits, their exponentials and their gradient. "ours" (megaboa.bridge.kernels "loss")
 # keeps only the first and the last, in 16 bits each; so does Transformer Engine since 2.18 (triton/cross_entropy.py,
@@ -181,7 +181,7 @@ def router_bytes(f: Facts) -> float:
 
 def _received(f: Facts) -> float:
     """Number of tokens received by a rank's experts (a token counts topk times)."""
-    return _tokens(f) / _shared(f) * (f.model.topk or 1) * f.layout.expert_tp * unevenness(f, PEAK)
+    return _tokens(f) / _shared(f) * (f.model.topk or 1) * f.layout.expert_tp * unevenness(f, UNEVEN_AT_PEAK)
 
 
 def shared_expert_bytes(f: Facts, layer: int) -> float:
@@ -252,7 +252,12 @@ def backward_bytes(f: Facts, stage: Stage) -> float:
         model, hidden, width = f.model, f.model.hidden or 0, _width(f)
         values = 3 if f.model.gated else 2
         if is_sparse(model, layer):  # tokens as experts gave them, and as they were sent to them
-            routed = (model.topk or 1) * unevenness(f, PEAK) * (values * (model.moe_ffn or 0) + 2 * hidden) / _shared(f)
+            routed = (
+                (model.topk or 1)
+                * unevenness(f, UNEVEN_AT_PEAK)
+                * (values * (model.moe_ffn or 0) + 2 * hidden)
+                / _shared(f)
+            )
             inner = width * (routed + 2 * hidden)
         else:
             inner = (values * width - _low(f, layer)) * (model.ffn or 0) / f.layout.tp + width * hidden

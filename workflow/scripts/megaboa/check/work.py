@@ -15,7 +15,7 @@ from megaboa.check.parameters import vocabulary_rows
 
 WIDTH = 2  # bytes of a value between kernels
 UNEVEN = 0.088  # more tokens than the average, on the rank with the most, for each doubling of expert parallel ranks
-PEAK = 0.051  # still more at the peak of memory: for two ranks the mean of this and another model is 13.9%
+UNEVEN_AT_PEAK = 0.051  # still more at the peak of memory: for two ranks the mean of this and another model is 13.9%
 # Bytes per logit, forward and backward. Bridge's fused loss works in fp32, Transformer Engine's and ours in place.
 LOSS_PASSES = {"native": 36, "te": 12, "ours": 8, "unfused": 60}
 
