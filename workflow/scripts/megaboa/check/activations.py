@@ -252,13 +252,8 @@ def backward_bytes(f: Facts, stage: Stage) -> float:
         model, hidden, width = f.model, f.model.hidden or 0, _width(f)
         values = 3 if f.model.gated else 2
         if is_sparse(model, layer):  # tokens as experts gave them, and as they were sent to them
-            routed = (
-                (model.topk or 1)
-                * unevenness(f, UNEVEN_AT_PEAK)
-                * (values * (model.moe_ffn or 0) + 2 * hidden)
-                / _shared(f)
-            )
-            inner = width * (routed + 2 * hidden)
+            copies = (model.topk or 1) * unevenness(f, UNEVEN_AT_PEAK) / _shared(f)
+            inner = width * (copies * (values * (model.moe_ffn or 0) + 2 * hidden) + 2 * hidden)
         else:
             inner = (values * width - _low(f, layer)) * (model.ffn or 0) / f.layout.tp + width * hidden
         widest = max(widest, inner)
