@@ -32,5 +32,5 @@ def test_the_plan_is_filled_in_and_layouts_are_named(tmp_path):
         **{"dp": "1", "mbs": "4", "train_iters": "20", "tokens": "10240"},
     }
     assert {name: unchecked.plan[name] for name in OPEN} == OPEN
-    assert (checked.layout, unchecked.layout) == ("tp2 sp", "")
-    assert list(runs_table(runs, Frames(runs))["layout"]) == ["tp2 sp", ""]
+    assert (checked.layout, unchecked.layout) == ("tp2 sp", "recipe")
+    assert list(runs_table(runs, Frames(runs))["layout"]) == ["tp2 sp", "recipe"]
