@@ -65,7 +65,6 @@ def is_known(f: Facts) -> bool:
     needed = (model.layers, model.hidden, model.heads, training.mbs, training.seq_length, training.precision)
     return (
         None not in needed
-        and not training.is_emerging
         and not model.hybrid
         and BY_NAME[model.kind].predicted
         and bool(model.layers and model.heads)
