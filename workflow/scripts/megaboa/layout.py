@@ -113,6 +113,13 @@ class Layout:
         return self.vpp or 1
 
     @property
+    def sharding(self) -> str:
+        """What data parallel ranks share, by Megatron-FSDP's names. PyTorch's FSDP shares everything."""
+        if self.fsdp == "none":
+            return "optim" if self.distributed_optimizer else "no_shard"
+        return self.fsdp_sharding if self.fsdp == "megatron" else "optim_grads_params"
+
+    @property
     def expert_tp(self) -> int:
         """Tensor parallel size inside experts. Bridge's default: 1 if ep is above 1, else tp."""
         return self.etp or (1 if self.ep > 1 else self.tp)

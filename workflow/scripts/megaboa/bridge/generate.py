@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 from megaboa.bridge import reference
 from megaboa.bridge.convert import bridge_of, from_all, is_last, process_groups
 from megaboa.bridge.logits import compute_in_fp32, megatron_logits
-from megaboa.bridge.trained import ends, load_trained
+from megaboa.bridge.trained import load_trained, stops
 from megaboa.conversion import WHOLE
 from megaboa.layout import Layout
 from megaboa.paths import RunFolder
@@ -30,14 +30,14 @@ def generate(
         model = unwrap_model(load_trained(bridge_of(source), run, Path(export.checkpoint), layout))[0].eval()
         compute_in_fp32(model)
         theirs = reference.load(export.path, source.params) if is_last() else None
-        stops = [*dict.fromkeys([*ends(Path(export.path)), words.eos_token_id])]
+        last = stops(Path(export.path), words.eos_token_id)
         found = []
         for prompt in spec.prompts:
             start = words(prompt, return_tensors="pt")["input_ids"]
-            mine = greedy(model, start, spec.tokens, rows, stops)
+            mine = greedy(model, start, spec.tokens, rows, last)
             if theirs is None:
                 continue
-            said = _by_transformers(theirs.model, start, spec.tokens, words, stops)
+            said = _by_transformers(theirs.model, start, spec.tokens, words, last)
             found.append(
                 Generation(
                     prompt=prompt,
@@ -49,9 +49,7 @@ def generate(
     return found
 
 
-def greedy(
-    model: torch.nn.Module, start: torch.Tensor, tokens: int, vocab_size: int, stops: Sequence[int | None]
-) -> list[int]:
+def greedy(model: torch.nn.Module, start: torch.Tensor, tokens: int, vocab_size: int, last: Sequence[int]) -> list[int]:
     """Greedy decoding with Megatron's own model, token by token and without a cache: slow, but simple enough to be
     right."""
     sequence = start
@@ -60,20 +58,20 @@ def greedy(
         # Only the last pipeline stage has the logits.
         likeliest = from_all(logits[:, -1].argmax(dim=-1, keepdim=True) if is_last() else None)[-1]
         sequence = torch.cat([sequence, likeliest], dim=1)
-        if int(likeliest) in stops:
+        if int(likeliest) in last:
             break
     return sequence[0, start.shape[1] :].tolist()
 
 
 def _by_transformers(
-    model: torch.nn.Module, start: torch.Tensor, tokens: int, words: Any, stops: Sequence[int | None]
+    model: torch.nn.Module, start: torch.Tensor, tokens: int, words: Any, last: Sequence[int]
 ) -> list[int]:
     pad = words.pad_token_id if words.pad_token_id is not None else words.eos_token_id
     # A config of its own, because the model's may set penalties, which Megatron's side doesn't have.
     model.generation_config = GenerationConfig(
         max_new_tokens=tokens,
         do_sample=False,
-        eos_token_id=[token for token in stops if token is not None] or None,
+        eos_token_id=[*last] or None,
         pad_token_id=pad,
     )
     with torch.no_grad():

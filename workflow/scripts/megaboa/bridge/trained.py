@@ -55,10 +55,8 @@ def add_template(run: RunSpec, folder: Path) -> None:
         write_text(folder / CHAT_TEMPLATE, run.chat_template)
     if run.is_of_chats and (end := end_of_answers(folder)) is not None:
         path = folder / GENERATION
-        settings = read_json(path)
         words = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        found = [*ends(folder), words.eos_token_id, end]
-        write_json(path, {**settings, "eos_token_id": [*dict.fromkeys(one for one in found if one is not None)]})
+        write_json(path, {**read_json(path), "eos_token_id": stops(folder, words.eos_token_id, end)})
 
 
 def end_of_answers(folder: Path) -> int | None:
@@ -80,6 +78,11 @@ def ends(folder: Path) -> list[int]:
     """The tokens that end generation, by the generation config of an exported folder."""
     given = read_json(folder / GENERATION).get("eos_token_id")
     return given if isinstance(given, list) else [] if given is None else [given]
+
+
+def stops(folder: Path, *further: int | None) -> list[int]:
+    """The tokens that end generation: those of an exported folder's generation config, and these."""
+    return [*dict.fromkeys(token for token in (*ends(folder), *further) if token is not None)]
 
 
 def load_trained(bridge: AutoBridge, run: RunFolder, checkpoint: Path, layout: Layout) -> list[torch.nn.Module]:

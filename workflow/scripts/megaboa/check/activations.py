@@ -15,7 +15,6 @@ from megaboa.check import work
 from megaboa.check.facts import Facts
 from megaboa.check.parameters import is_sparse, last_layer, vocabulary_rows
 from megaboa.check.stages import Stage
-from megaboa.check.work import UNEVEN_AT_PEAK, unevenness
 
 # Bytes per logit during the loss: logits, their exponentials and their gradient. "ours" (megaboa.bridge.kernels "loss")
 # keeps only the first and the last, in 16 bits each; so does Transformer Engine since 2.18 (triton/cross_entropy.py,
@@ -72,10 +71,10 @@ def layer_bytes(f: Facts, layer: int) -> float:
     return attention_bytes(f, layer) + (moe_bytes(f, layer) if is_sparse(f.model, layer) else mlp_bytes(f, layer))
 
 
-def casts_weights(f: Facts) -> bool:
-    """Whether 16-bit weights are cast to FP8 with current or delayed scaling."""
+def casts_weights(f: Facts, layer: int) -> bool:
+    """Whether a layer's 16-bit weights are cast to FP8 with current or delayed scaling."""
     low = any(scaling in (f.training.precision or "") for scaling in ("fp8_current", "fp8_delayed"))
-    return low and not f.training.fp8_weights and f.layout.fsdp != "torch"
+    return low and not f.training.fp8_weights and f.layout.fsdp != "torch" and in_low_precision(f, layer)
 
 
 def joined_weights(f: Facts) -> float:
@@ -88,7 +87,7 @@ def joined_weights(f: Facts) -> float:
 def _joined_copies(f: Facts, layer: int) -> float:
     """Joined operations cast weights in every forward pass, and keep the columns until the backward pass
     (ops/basic/basic_linear.py): a copy for each micro-batch."""
-    return joined_weights(f) if casts_weights(f) and in_low_precision(f, layer) else 0.0
+    return joined_weights(f) if casts_weights(f, layer) else 0.0
 
 
 def recomputed_bytes(f: Facts, stage: Stage) -> float:
@@ -181,7 +180,7 @@ def router_bytes(f: Facts) -> float:
 
 def _received(f: Facts) -> float:
     """Number of tokens received by a rank's experts (a token counts topk times)."""
-    return _tokens(f) / _shared(f) * (f.model.topk or 1) * f.layout.expert_tp * unevenness(f, UNEVEN_AT_PEAK)
+    return _tokens(f) / _shared(f) * (f.model.topk or 1) * f.layout.expert_tp * work.unevenness_at_peak(f)
 
 
 def shared_expert_bytes(f: Facts, layer: int) -> float:
@@ -252,7 +251,7 @@ def backward_bytes(f: Facts, stage: Stage) -> float:
         model, hidden, width = f.model, f.model.hidden or 0, _width(f)
         values = 3 if f.model.gated else 2
         if is_sparse(model, layer):  # tokens as experts gave them, and as they were sent to them
-            copies = (model.topk or 1) * unevenness(f, UNEVEN_AT_PEAK) / _shared(f)
+            copies = (model.topk or 1) * work.unevenness_at_peak(f) / _shared(f)
             inner = width * (copies * (values * (model.moe_ffn or 0) + 2 * hidden) + 2 * hidden)
         else:
             inner = (values * width - _low(f, layer)) * (model.ffn or 0) / f.layout.tp + width * hidden

@@ -107,15 +107,14 @@ def _quantized_copies(f: Facts, stage: Stage, held: Parameters) -> float:
     Megatron-FSDP. This is for current and delayed scaling, in layers that calculate in FP8. Other kinds of FP8 are in
     `bytes_per_parameter`, copies of its joined operations in `activations`.
     """
-    if not activations.casts_weights(f):
-        return 0.0
+    cast = sum(activations.casts_weights(f, layer) for layer in stage.layers) / (len(stage.layers) or 1)
     joined = sum(not is_sparse(f.model, layer) for layer in stage.layers) * activations.joined_weights(f)
-    return _share_in_fp8(f, stage, "fp8_current", "fp8_delayed") * 2 * (held.total - held.outside - joined)
+    return cast * 2 * (held.total - held.outside - joined)
 
 
-def _share_in_fp8(f: Facts, stage: Stage, *scalings: str) -> float:
-    """Share of the stage's layers that calculate in FP8 with one of these scalings."""
-    if not any(scaling in (f.training.precision or "") for scaling in scalings):
+def _share_in_current_scaling(f: Facts, stage: Stage) -> float:
+    """Share of the stage's layers that calculate in FP8 with current scaling."""
+    if "fp8_current" not in (f.training.precision or ""):
         return 0.0
     return sum(activations.in_low_precision(f, layer) for layer in stage.layers) / (len(stage.layers) or 1)
 
@@ -173,7 +172,7 @@ def _optimizer_step(f: Facts, stage: Stage, held: Parameters, before: Breakdown)
     if f.training.fp8_weights and not f.is_frozen and f.layout.distributed_optimizer and f.layout.fsdp == "none":
         copies, expert_copies = _copies(f)
         in_layers = (held.dense - held.outside) / copies + held.expert / expert_copies
-        cast = 2 * _share_in_fp8(f, stage, "fp8_current") * in_layers
+        cast = 2 * _share_in_current_scaling(f, stage) * in_layers
     weights, gradients = before.weights + cast, before.gradients + copied
     return replace(before, weights=weights, gradients=gradients, activations=0.0, logits=0.0)
 
@@ -272,14 +271,11 @@ def _frozen_states(f: Facts, held: Parameters, adapters: float) -> tuple[float, 
 
 def _sharded(f: Facts, count: float, copies: int) -> tuple[float, float, float]:
     weight, gradient, optimizer = (count * size for size in bytes_per_parameter(f))
-    layout = f.layout
-    strategy = layout.fsdp_sharding if layout.fsdp == "megatron" else "optim_grads_params"
-    if layout.fsdp == "none":
-        return weight, gradient, optimizer / (copies if layout.distributed_optimizer else 1)
+    sharding = f.layout.sharding
     return (
-        weight / (copies if strategy == "optim_grads_params" else 1),
-        gradient / (copies if strategy in ("optim_grads", "optim_grads_params") else 1),
-        optimizer / (1 if strategy == "no_shard" else copies),
+        weight / (copies if sharding == "optim_grads_params" else 1),
+        gradient / (copies if sharding in ("optim_grads", "optim_grads_params") else 1),
+        optimizer / (1 if sharding == "no_shard" else copies),
     )
 
 

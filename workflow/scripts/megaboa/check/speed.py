@@ -34,9 +34,7 @@ WAITS = 2.7  # exponent of the soft maximum of host and GPU; at infinity it woul
 FIRST_PIECE = 0.1  # share of gradients or weights that can't be hidden behind calculation
 TAKEN = 0.12  # share of a GPU's processors that NCCL takes: 16 of an H200's 132
 OVERLAPPED_LATENCIES = 0.2  # share of hidden communication that shows nevertheless
-
-
-SHOWN_AS = {"tp": "tensor", "etp": "tensor", "cp": "context", "ep": "expert", "flex": "expert"}
+SHOWN_AS = {"tp": "tensor", "etp": "tensor", "cp": "context", "ep": "expert", "flex": "expert"}  # part, by axis
 
 
 @dataclass(frozen=True)
@@ -357,33 +355,26 @@ class _Model:
         """
         f, kernels, layout = self.f, self.f.kernels, self.f.layout
         half = f.training.precision == "fp16_mixed" or not kernels.fp32_gradients or layout.fsdp == "megatron"
-        strategy = self.sharding()
+        sharding = layout.sharding
         scatter = gather = 0.0
         for axis, parameter_count in (("dp", held.dense), ("edp", held.expert)):
             gradients, weights = parameter_count * (2 if half else 4), parameter_count * 2
-            if strategy == "no_shard":
+            if sharding == "no_shard":
                 scatter += self.message(axis, "all_reduce", gradients)
             else:
                 scatter += self.message(axis, "reduce_scatter", gradients)
                 gather += self.message(axis, "all_gather", weights)
-        if strategy == "optim_grads_params":
+        if sharding == "optim_grads_params":
             return count * (_behind(gather, forward) + _behind(gather + scatter, backward))
-        if strategy == "optim_grads":  # which is always overlapped
+        if sharding == "optim_grads":  # which is always overlapped
             scatter = count * _behind(scatter, backward)
         elif kernels.grad_overlap is not False:
             scatter = _behind(scatter, backward)
         return scatter + (gather if kernels.gather_overlap is False else _behind(gather, forward))
 
-    def sharding(self) -> str:
-        """What data parallel ranks share, by Megatron-FSDP's names."""
-        layout = self.f.layout
-        if layout.fsdp == "none":
-            return "optim" if layout.distributed_optimizer else "no_shard"
-        return layout.fsdp_sharding if layout.fsdp == "megatron" else "optim_grads_params"
-
     def optimizer(self, held: parameters.Parameters, trained: parameters.Parameters) -> float:
         layout = self.f.layout
-        divided = self.sharding() != "no_shard"
+        divided = layout.sharding != "no_shard"
         dense = (layout.dp or 1) * layout.cp if divided else 1
         expert = (layout.expert_dp or 1) if divided else 1
         own = trained.dense / dense + trained.expert / expert

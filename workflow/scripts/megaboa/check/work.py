@@ -58,8 +58,8 @@ class Scores:
 
 @dataclass(frozen=True)
 class Message:
-    """A collective. `axis`: tp, cp or ep. `bytes`: size of the whole tensor on a rank. `hidden`: the work that can hide
-    it: none, attention or products."""
+    """A collective. `axis`: tp, cp, ep, etp, or flex for ep and etp together. `bytes`: size of the whole tensor on a
+    rank. `hidden`: the work that can hide it: none, attention or products."""
 
     axis: str
     kind: str  # the collective's name in a calibration's Link
@@ -93,7 +93,8 @@ def attention(f: Facts) -> Part:
     rows = tokens * heads / tp
     scores = Scores(rows * length / 2, sum(channels), rows, f.layout.cp)
     inner = tokens * heads / tp * sum(channels)  # approximate size of queries, keys and values together
-    turned = 0 if model.learned_positions else 4 * WIDTH * inner
+    turns = 0 if model.learned_positions else 2  # of queries and of keys
+    turned = turns * 2 * WIDTH * inner
     forward, backward = _row_passes(f, hidden)
     summed = WIDTH * tokens * hidden if model.bias else 0.0
     messages, back = _tensor_messages(f), _tensor_messages(f, backward=True)
@@ -104,10 +105,10 @@ def attention(f: Facts) -> Part:
         scores,
         forward + turned + merged,
         backward + turned + 2 * WIDTH * inner + summed + merged_back,
-        2 + 2 * (not model.learned_positions),  # norm, residual; queries and keys turned
-        4 + 2 * (not model.learned_positions) + model.bias,  # two for the norm, residual, joined gradients; sums
-        messages + context,
-        back + context_back,
+        forward_kernels=2 + turns,  # norm, residual
+        backward_kernels=4 + turns + model.bias,  # two for the norm, residual, joined gradients; sums
+        forward_messages=messages + context,
+        backward_messages=back + context_back,
     )
 
 
@@ -157,10 +158,10 @@ def feed_forward(f: Facts) -> Part:
         None,
         forward + there,
         backward + back,
-        3,  # norm, activation, residual
-        4 + 2 * f.model.bias,  # two for the norm
-        _tensor_messages(f),
-        _tensor_messages(f, backward=True),
+        forward_kernels=3,  # norm, activation, residual
+        backward_kernels=4 + 2 * f.model.bias,  # two for the norm
+        forward_messages=_tensor_messages(f),
+        backward_messages=_tensor_messages(f, backward=True),
     )
 
 
@@ -168,12 +169,17 @@ def unevenness(f: Facts, more: float = 0.0) -> float:
     """Tokens of the rank whose experts get the most, relative to the average of ranks.
 
     A snapshot of two ranks had 8.8% more than with even routing; for each further doubling we assume as much again
-    (docs/explanation/memory.md). `more`: at the peak.
+    (docs/explanation/memory.md).
     """
     if f.kernels.forced_balance or f.layout.ep == 1:
         return 1.0
     share = 1 + UNEVEN * math.log2(f.layout.ep) + more
     return min(share, f.kernels.expert_capacity or share)
+
+
+def unevenness_at_peak(f: Facts) -> float:
+    """The same in the step and layer that need the most memory."""
+    return unevenness(f, UNEVEN_AT_PEAK)
 
 
 def experts(f: Facts) -> Part:
@@ -211,10 +217,10 @@ def experts(f: Facts) -> Part:
         None,
         forward + there + activation_forward + sorts + scores,
         backward + back + activation_backward + sorts + scores,
-        3,  # those of routing and sorting aren't counted
-        4,
-        (*messages, *tensor),
-        (*messages, *tensor),
+        forward_kernels=3,  # those of routing and sorting aren't counted
+        backward_kernels=4,
+        forward_messages=(*messages, *tensor),
+        backward_messages=(*messages, *tensor),
     )
 
 
