@@ -30,7 +30,7 @@ def test_where_no_image_is_to_come_this_python_decides(tmp_path, monkeypatch):
 
 def test_so_it_does_of_muon(tmp_path):
     muon = Facts(training=Training(optimizer="muon"), cluster=Cluster(device="cuda"))
-    assert "muon needs the package emerging-optimizers, which this Python lacks" in said(tmp_path, {}, facts=muon)
+    assert "muon needs the package emerging_optimizers, which this Python lacks" in said(tmp_path, {}, facts=muon)
 
 
 @pytest.mark.parametrize(

@@ -126,7 +126,7 @@ def test_an_optimizer_lies_in_a_package_of_its_own():
     ]
     assert judge(run, {**NOTHING, "emerging_optimizers": "0.2"})[0] == []
     assert lacking_package(run, NOTHING, "this Python").startswith(
-        "optimizer.name: muon needs the package emerging-optimizers, which this Python lacks: install it there"
+        "optimizer.name: muon needs the package emerging_optimizers, which this Python lacks: install it there"
     )
     assert lacking_package(run, {**NOTHING, "emerging_optimizers": "0.2"}, "this Python") is None
     assert lacking_package(facts(layers=4, head_dim=128), NOTHING, "this Python") is None

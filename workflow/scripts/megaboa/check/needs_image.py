@@ -184,23 +184,27 @@ def judge(f: Facts, has: Packages) -> tuple[list[str], list[str]]:
     return lacking, still_open
 
 
+def unpinned_packages(f: Facts) -> list[str]:
+    """Those of UNPINNED that a run needs: for its kind of model, and for its optimizer."""
+    of_optimizer = "emerging_optimizers" if f.training.is_emerging else None
+    return [package for package in (BY_NAME[f.model.kind].package, of_optimizer) if package]
+
+
 def lacking_package(f: Facts, has: Packages, where: str) -> str | None:
-    """A message about a package that a kind of model or an optimizer needs and that is known to be missing; None
-    otherwise."""
-    if f.cluster.device != "cuda":
+    """A message about such a package if it is known to be missing; None otherwise."""
+    package = next((one for one in unpinned_packages(f) if has.get(one, UNKNOWN) is None), None)
+    if f.cluster.device != "cuda" or package is None:
         return None
-    kind, absent = BY_NAME[f.model.kind], {name for name, version in has.items() if version is None}
-    if kind.package in absent:
+    if package == "emerging_optimizers":
         return (
-            f"model: {kind.text} needs the package {kind.package}, which {where} lacks (the package index has it as "
-            "CUDA source alone): install it there, or name an image that has it (image.path), such as NVIDIA's for NeMo"
-        )
-    if f.training.is_emerging and "emerging_optimizers" in absent:
-        return (
-            f"optimizer.name: {f.training.optimizer} needs the package emerging-optimizers, which {where} lacks: "
+            f"optimizer.name: {f.training.optimizer} needs the package {package}, which {where} lacks: "
             "install it there, name an image that has it (image.path), or take adam"
         )
-    return None
+    return (
+        f"model: {BY_NAME[f.model.kind].text} needs the package {package}, which {where} lacks (the package index has "
+        "it as CUDA source alone): install it there, or name an image that has it (image.path), such as NVIDIA's for "
+        "NeMo"
+    )
 
 
 def _needed(rule: str, f: Facts) -> str | None:
