@@ -46,6 +46,8 @@ MODELS = {
     "dense": (DENSE, "Qwen3ForCausalLM"),
     "moe": (MOE, "Qwen3MoeForCausalLM"),
     "latent": (LATENT, "DeepseekV3ForCausalLM"),
+    "headed": ({**LATENT, "num_nextn_predict_layers": 1}, "DeepseekV3ForCausalLM"),
+    "grouped, headed": ({**GROUPED, "num_nextn_predict_layers": 1}, "Glm4MoeForCausalLM"),
 }
 TRAINING = {
     "train_iters": 6,

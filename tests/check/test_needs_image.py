@@ -10,7 +10,6 @@ USED = {
     "low_precision_has_kernels": {"precision": "bf16_with_mxfp8_mixed"},
     "dispatcher_is_installed": {"dispatcher": "flex", "flex_backend": "deepep"},
     "graphs_can_be_captured": {"graphs": "transformer_engine"},
-    "prediction_layers_are_there": {"mtp_layers": 1},
     "tensor_overlap_has_buffers": {"tp_comm_overlap": True},
     "optimizer_is_installed": {"optimizer": "muon", "distributed_optimizer": False},
     "attention_takes_the_head": {"head_dim": 80},

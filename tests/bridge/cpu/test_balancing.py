@@ -17,6 +17,8 @@ EXPERTS |= {"moe_router_load_balancing_type": "aux_loss", "moe_aux_loss_coeff": 
 EXPERTS |= {"moe_grouped_gemm": False, "moe_token_dispatcher_type": "alltoall"}
 BIASED = {"moe_router_enable_expert_bias": True, "moe_router_score_function": "sigmoid", "moe_z_loss_coeff": 0.1}
 BIASED |= {"moe_router_load_balancing_type": "seq_aux_loss", "moe_router_dtype": "fp32"}
+HEADS = {"mtp_num_layers": 1, "mtp_loss_scaling_factor": 0.3}
+HEADED = {**HEADS, "num_moe_experts": None, "moe_ffn_hidden_size": None}
 LAYOUTS = {
     "dp2": (2, {}),
     "ep2": (2, {"expert_model_parallel_size": 2}),
@@ -49,7 +51,7 @@ def _tune(root, name, model, length, per_token, starts, skipped=(), of_biases=Fa
     from megatron.bridge.training.gpt_step import forward_step
     from megatron.bridge.training.pretrain import pretrain
 
-    from megaboa.bridge import finetuning
+    from megaboa.bridge import finetuning, prediction
     from megaboa.bridge.balancing import Balancing
     from megaboa.bridge.process import save_in_foreground
 
@@ -62,10 +64,13 @@ def _tune(root, name, model, length, per_token, starts, skipped=(), of_biases=Fa
 
     save_in_foreground()
     gpt_sft.tokenize_prompt_completion_example = finetuning.joined
-    begins = "moe_router_load_balancing_type" not in model and not starts  # others have states that it lacks
-    checkpoint = {"pretrained_checkpoint": f"{root}/start/checkpoints"} if begins else {}
+    headed = HEADED.keys() <= model.keys()
+    start = f"{root}/headed" if headed else f"{root}/start"
+    others = {"moe_router_load_balancing_type", "mtp_num_layers"} & model.keys()  # have states that it lacks
+    begins = not starts and (headed or not others)
+    checkpoint = {"pretrained_checkpoint": f"{start}/checkpoints"} if begins else {}
     checkpoint |= {} if starts else {"save": None}
-    cfg = tiny_training.configuration(f"{root}/start", {**EXPERTS, **model}, checkpoint)
+    cfg = tiny_training.configuration(start, {**EXPERTS, **model}, checkpoint)
     cfg.model.num_layers = 4
     cfg.model.make_vocab_size_divisible_by = 384 // cfg.model.tensor_model_parallel_size  # one size for all layouts
     cfg.model.seq_length, cfg.model.vocab_size, cfg.model.calculate_per_token_loss = length, 320, per_token
@@ -89,9 +94,11 @@ def _tune(root, name, model, length, per_token, starts, skipped=(), of_biases=Fa
     finetuning.skip_on_all_stages()
     record, forward = tiny_training.recorder(), forward_step
     callbacks = [record]
-    if per_token:
+    if per_token and cfg.model.num_moe_experts:
         callbacks.append(Balancing(cfg))
         forward = callbacks[-1].install(forward)
+    if cfg.model.mtp_num_layers:
+        forward = prediction.masked(forward)
     biases = Biases()
     if of_adapters:
         cfg.peft, cfg.checkpoint.pretrained_checkpoint = LoRA(target_modules=["linear_qkv"]), finetuning.NOWHERE
@@ -110,8 +117,8 @@ def alone(folder):
     return tune(folder)
 
 
-def same(found, expected):
-    return all(found[step] == pytest.approx(values, rel=2e-6) for step, values in expected.items())
+def same(found, expected, within=2e-6):
+    return all(found[step] == pytest.approx(values, rel=within) for step, values in expected.items())
 
 
 def test_padding_changes_nothing(folder, alone):
@@ -141,6 +148,33 @@ def test_a_skipped_step_is_skipped_on_all_stages(folder):
     ranks, sizes = LAYOUTS["pp4"]
     found, expected = (tune(folder, skipped=[1], **given) for given in ({"ranks": ranks, **sizes}, {}))
     assert list(found) == [1] and same(found, expected)
+
+
+@pytest.fixture(scope="module")
+def headed(folder):
+    tune(folder, starts=True, **HEADED)
+    return tune(folder, **HEADED)
+
+
+def test_heads_for_multi_token_prediction_learn_what_counts(folder, headed):
+    assert same(tune(folder, length=64, **HEADED), headed)
+    assert not same(tune(folder, **HEADED | {"mtp_loss_scaling_factor": 0.0}), headed), "it would show"
+
+
+@pytest.mark.parametrize("layout", ["tp2", "pp4", "cp2"])
+def test_and_so_they_do_in_every_layout(folder, headed, layout):
+    """Megatron weights a head's loss by the tokens that count on a rank, which context parallel ranks share unevenly."""
+    ranks, sizes = LAYOUTS[layout]
+    found = tune(folder, ranks=ranks, **HEADED, **sizes)
+    assert same(found, headed, 5e-3 if layout == "cp2" else 2e-6)
+
+
+@pytest.mark.parametrize("layout", ["tp2", "cp2"])
+def test_heads_with_experts_are_fine_tuned_too(folder, layout):
+    """Nearly alike, as Megatron counts a position of padding per row or rank for the experts of a head."""
+    ranks, sizes = LAYOUTS[layout]
+    found = tune(folder, length=64, ranks=ranks, **HEADS, **sizes)
+    assert same(tune(folder, ranks=ranks, **HEADS, **sizes), found, 2e-2)
 
 
 def test_quantiles_are_taken_of_all_positions(folder):

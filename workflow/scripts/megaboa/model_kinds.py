@@ -15,6 +15,8 @@ from pathlib import Path
 DECLARED = "KIND"  # variable of a recipe file that declares its model's kind
 OWN_STEP = "forward_step"  # function that a recipe file may provide
 GPT, OWN = "gpt", "own"
+# Numbers of heads for multi-token prediction, in Hugging Face configs.
+PREDICTION_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
 
 
 @dataclass(frozen=True)

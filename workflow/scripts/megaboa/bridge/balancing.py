@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 from megatron.bridge.data import batch_utils
-from megatron.bridge.training import gpt_step
 from megatron.bridge.training.callbacks import Callback, CallbackContext
 from megatron.bridge.training.config import ConfigContainer
 from megatron.bridge.training.utils.pg_utils import get_pg_collection
@@ -27,10 +26,11 @@ from megatron.core.model_parallel_config import ModelParallelConfig
 from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer.moe import router as routers
 from megatron.core.transformer.moe.router import Router, TopKRouter
-from megatron.core.utils import get_batch_on_this_cp_rank, get_model_config, unwrap_model
+from megatron.core.utils import get_model_config
+
+from megaboa.bridge.masks import Batch, giving, of_this_rank
 
 PADDING = "padding"  # key that is added to a micro-batch
-Batch = dict[str, Any]
 
 
 class Balancing(Callback):
@@ -56,7 +56,7 @@ class Balancing(Callback):
         """Change Megatron in this process; give the forward step with the padding mask."""
         batch_utils.prepare_finetuning_batch = self._counting(batch_utils.prepare_finetuning_batch)
         TopKRouter._apply_expert_bias = _with_a_mask_per_token(TopKRouter._apply_expert_bias)
-        return _masked(forward_step) if self._masks else forward_step
+        return giving(forward_step, _masks) if self._masks else forward_step
 
     def _counting(self, prepare: Callable[..., Any]) -> Callable[..., Any]:
         """Bridge reads a step's micro-batches at once, before the first forward step."""
@@ -95,42 +95,14 @@ def padding(loss_mask: torch.Tensor) -> torch.Tensor:
     return behind
 
 
-def _masked(forward_step: Callable[..., Any]) -> Callable[..., Any]:
-    """The forward step, whose model gets the padding mask on every stage."""
-
-    @functools.wraps(forward_step)
-    def step(state: Any, batches: Any, model: Any, *arguments: Any, **named: Any) -> Any:
-        if not model.training:
-            return forward_step(state, batches, model, *arguments, **named)
-        batch = next(batches)
-        chunk = unwrap_model(model)
-        mask = _of_this_rank(batch, chunk)
-        hook = chunk.register_forward_pre_hook(
-            lambda _, given, by_name: (given, {**by_name, "padding_mask": mask}), with_kwargs=True
-        )
-        try:
-            return forward_step(state, iter([batch]), model, *arguments, **named)
-        finally:
-            hook.remove()
-
-    return step
-
-
-def _of_this_rank(batch: Batch, chunk: torch.nn.Module) -> torch.Tensor:
+def _masks(batch: Batch, chunk: torch.nn.Module) -> dict[str, torch.Tensor]:
     """The mask of the positions that this rank has."""
-    group = get_pg_collection(chunk).cp
-    lengths = {name: value for name, value in batch.items() if name.startswith("cu_seqlens")}
-    part = {name: value.cuda(non_blocking=True) for name, value in {**lengths, PADDING: batch[PADDING]}.items()}
-    if lengths and group.size() > 1:
-        part = gpt_step._partition_packed_batch_for_cp(part, group)
-    elif not lengths:
-        part = get_batch_on_this_cp_rank(part, is_hybrid_cp=False, cp_group=group)
-    mask = part[PADDING]
+    mask = of_this_rank(batch, PADDING, chunk)
     cuts = isinstance(chunk, GPTModel) and chunk.pre_process  # the model itself does it, on its first stage
     if chunk.config.sequence_parallel and not cuts:
         rows = tensor_parallel.scatter_to_sequence_parallel_region(mask.transpose(0, 1).contiguous())
         mask = rows.transpose(0, 1).contiguous()
-    return mask
+    return {"padding_mask": mask}
 
 
 def _with_a_mask_per_token(apply: Callable[..., None]) -> Callable[..., None]:

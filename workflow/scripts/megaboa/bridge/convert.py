@@ -25,8 +25,8 @@ from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 from transformers import AutoConfig, PreTrainedConfig
 
 from megaboa import store
-from megaboa.bridge import process, weights
-from megaboa.bridge.source import copy_settings, has_weights, saved_tensors
+from megaboa.bridge import prediction, process, weights
+from megaboa.bridge.source import copy_settings, has_weights
 from megaboa.conversion import WHOLE
 from megaboa.errors import no_room
 from megaboa.layout import AXES, Layout
@@ -103,27 +103,29 @@ def export_model(
 
 def hf_tensors(bridge: AutoBridge, model: list[torch.nn.Module]) -> Iterator[tuple[str, torch.Tensor]]:
     """The model's weights in Hugging Face's format, one at a time."""
-    return bridge.export_hf_weights(model, cpu=True, show_progress=False)
+    written = bridge.export_hf_weights(model, cpu=True, show_progress=False)
+    return prediction.with_copies(written, bridge.hf_pretrained.state.keys(), bridge.hf_pretrained.config)
 
 
 def converter_of(source: ModelSource) -> AutoBridge:
     """Bridge's converter for a model.
 
-    For a model trained from scratch it gets the list of tensors that transformers would save. Otherwise Bridge would
-    also write a tied head, and could not detect a parameter without a tensor.
+    For a model trained from scratch it gets the list of tensors that are to be written. Otherwise Bridge would also
+    write a tied head, and could not detect a parameter without a tensor.
     """
     if has_weights(source):
         return AutoBridge.from_hf_pretrained(source.path)
-    return AutoBridge(_Outline(AutoConfig.from_pretrained(source.path, local_files_only=True)))
+    config = AutoConfig.from_pretrained(source.path, local_files_only=True)
+    return AutoBridge(_Outline(config, prediction.written_tensors(config)))
 
 
 class _Outline(PreTrainedCausalLM):
     """A pretrained model without its weights: config, and names and shapes of tensors."""
 
-    def __init__(self, config: PreTrainedConfig):
+    def __init__(self, config: PreTrainedConfig, tensors: dict[str, torch.Tensor]):
         super().__init__()
         self.config = config
-        self._state_dict_accessor = StateDict(saved_tensors(config))
+        self._state_dict_accessor = StateDict(tensors)
 
 
 def provider_of(bridge: AutoBridge, load_weights: bool = True) -> Any:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Iterator
-from typing import Any
 
 import torch.distributed as dist
 from megatron.bridge.training.config import ConfigContainer
@@ -19,7 +18,6 @@ from megatron.core.num_microbatches_calculator import (
     destroy_num_microbatches_calculator,
     init_num_microbatches_calculator,
 )
-from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from megaboa.bridge import convert
@@ -91,22 +89,10 @@ def _make_light(config: ConfigContainer) -> None:
     model.tp_comm_overlap = model.moe_shared_expert_overlap = model.overlap_moe_expert_parallel_comm = False
     if model.moe_token_dispatcher_type == "flex":
         model.moe_token_dispatcher_type, model.moe_flex_dispatcher_backend = "alltoall", None
-    if model.mtp_num_layers:
-        _without_mtp(model)
     tokens = tokenizer_vocabulary(config) or model.vocab_size or VOCABULARY * model.tensor_model_parallel_size
     model.vocab_size, model.should_pad_vocab = _validate_and_set_vocab_size(
         model.vocab_size, tokens, config.tokenizer.use_tokenizer_vocab_size
     )
-
-
-def _without_mtp(model: Any) -> None:
-    """Remove the layers for multi-token prediction, which only Transformer Engine can build."""
-    model.mtp_num_layers = None
-    layout = model.pipeline_model_parallel_layout
-    if layout is not None:
-        chunks = [stage[chunk] for chunk in range(len(layout.layout[0])) for stage in layout.layout]
-        left = [[part.name for part in parts if part.name != "mtp"] for parts in chunks]
-        model.pipeline_model_parallel_layout = PipelineParallelLayerLayout(left, len(layout.layout))
 
 
 def _play(config: ConfigContainer, world_size: int, stage: int) -> StageParameters:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
 import re
 import tempfile
@@ -114,8 +113,7 @@ def _deviation(built: Sequence[StageParameters] | None, f: Facts) -> str:
     """Relative error of our parameter count, compared with the stages that were built, where it is largest."""
     if not built:
         return "-"
-    # multi-token prediction layers aren't built here
-    by_stage = {one.number: parameters.of_stage(f, dataclasses.replace(one, mtp=0)).total for one in stages(f)}
+    by_stage = {one.number: parameters.of_stage(f, one).total for one in stages(f)}
     errors = [by_stage[one.stage] / (one.dense + one.expert) - 1 for one in built]
     return f"{max(errors, key=abs):+.1%}"
 

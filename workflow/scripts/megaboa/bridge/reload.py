@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoTokenizer
 from megaboa.bridge.quiet import quietly
 from megaboa.bridge.reference import deciding
 from megaboa.bridge.source import class_of
+from megaboa.bridge.tensor_checks import of_prediction
 from megaboa.data import tokenizer
 
 PROMPT = "import"
@@ -41,7 +42,7 @@ def observe(folder: str, params: int) -> dict[str, object]:
         )[0]
     return {
         "missing": sorted(map(str, loading["missing_keys"])),
-        "unexpected": sorted(map(str, loading["unexpected_keys"])),
+        "unexpected": sorted(name for name in map(str, loading["unexpected_keys"]) if not of_prediction(name, config)),
         "mismatched": sorted(map(str, loading["mismatched_keys"])),
         "finite": finite,
         "generated": len(output) - prompt.shape[1],

@@ -21,7 +21,7 @@ from megaboa.bridge.random_weights import PIECE, drawn_in_pieces
 from megaboa.data import hub, tokenizer
 from megaboa.errors import InputError, naming
 from megaboa.files import digest, file_digest, folder_digests, read_json, write_json
-from megaboa.model_kinds import BY_NAME
+from megaboa.model_kinds import BY_NAME, PREDICTION_KEYS
 from megaboa.records import ModelSource, ModelSpec, Tree
 from megaboa.store_paths import FACTS
 
@@ -194,9 +194,11 @@ def _require_fit(config: PreTrainedConfig, folder: Path, key: str) -> None:
 
     Tensors under names that transformers doesn't save, such as quantized ones, aren't judged: the proof decides.
     """
+    from megaboa.bridge.tensor_checks import of_prediction
+
     expected = saved_tensors(config)
     with weights.Tensors(folder) as tensors:
-        found = tensors.kinds()
+        found = {name: kind for name, kind in tensors.kinds().items() if not of_prediction(name, config)}
     remedy = "correct it, or download or copy the folder again"
     for name in sorted(expected.keys() & found.keys()):
         shape, wanted = list(found[name].shape), list(expected[name].shape)
@@ -229,6 +231,7 @@ def _make(spec: ModelSpec, named: tokenizer.Reference | None, key: str) -> Found
             config = _config(spec.config, named, f"{key}.config")
             loaded = tokenizer.load(named) if named else None
             if spec.weights:
+                _refuse_heads(config, f"{key}.config")
                 with quietly():
                     _random_model(config, spec.seed).save_pretrained(partial / "hf")
                 weights.share(partial / "hf")
@@ -239,6 +242,14 @@ def _make(spec: ModelSpec, named: tokenizer.Reference | None, key: str) -> Found
                 loaded.save_pretrained(str(partial / "hf"))
             write_json(partial / FACTS, {"digest": digest(folder_digests(partial / "hf"))})
     return Found(folder / "hf", read_json(folder / FACTS)["digest"])
+
+
+def _refuse_heads(config: PreTrainedConfig, key: str) -> None:
+    if asked := next((name for name in PREDICTION_KEYS if getattr(config.get_text_config(), name, 0)), None):
+        raise InputError(
+            f"{key}.{asked}: weights that are made from a config have no heads for multi-token prediction, because "
+            "transformers doesn't build them: set it to 0, or init: scratch, or name a model that has them (hf)"
+        )
 
 
 def _config(given: Tree, named: tokenizer.Reference | None, key: str) -> PreTrainedConfig:

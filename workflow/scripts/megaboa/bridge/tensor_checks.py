@@ -30,6 +30,8 @@ NORM = re.compile(r"norm[^.]*\.weight$")
 FLOATS = {name for name, dtype in _TYPES.items() if dtype.is_floating_point}
 EXPERT = re.compile(r"^(?P<before>.*\.experts)\.(?P<number>\d+)\.(?P<after>.+)$")
 FUSED = re.compile(r"\.experts\.[a-z_]+$")  # all experts of a layer in one tensor, as in GPT-OSS
+LAYER = re.compile(r"(?P<before>.*\blayers\.)(?P<number>\d+)\.(?P<name>.+)")
+PREDICTION = "mtp."  # begins names of heads for multi-token prediction: Megatron's, and those of some families
 COUNTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
 EMBEDDINGS, HEAD = re.compile(r"(^|\.)embed_tokens\.weight$"), re.compile(r"(^|\.)lm_head\.weight$")
 
@@ -141,6 +143,14 @@ def _has_vocabulary(weights: Tensors, kinds: dict[str, Kind], size: int, tied: b
     embeddings = next(name for name in rows if EMBEDDINGS.search(name))
     same = head is None or same_bits(weights[head], weights[embeddings])
     return [*found, check("head", same, "tied to the embedding" if same else f"{head} is not {embeddings}")]
+
+
+def of_prediction(name: str, config: PreTrainedConfig) -> bool:
+    """Whether a tensor belongs to a head for multi-token prediction, which transformers doesn't build: by its name, or
+    because its layer is behind the model's last."""
+    layer = LAYER.match(name)
+    behind = bool(layer) and int(layer["number"]) >= config.get_text_config().num_hidden_layers
+    return behind or name.startswith(PREDICTION)
 
 
 def kinds(tensors: dict[str, torch.Tensor]) -> dict[str, Kind]:

@@ -62,7 +62,6 @@ NEEDS = {
     "low_precision_has_kernels": "transformer_engine",
     "dispatcher_is_installed": "deep_ep",
     "graphs_can_be_captured": "transformer_engine",
-    "prediction_layers_are_there": "transformer_engine",
     "tensor_overlap_has_buffers": "transformer_engine",
     "optimizer_is_installed": "emerging_optimizers",
     "attention_takes_the_head": None,
@@ -92,11 +91,6 @@ def graphs_can_be_captured(f: Facts) -> Broken | None:
     if f.kernels.graphs == "none":
         return None
     return _open("model.cuda_graph_impl", f"{f.kernels.graphs}: what it captures")
-
-
-def prediction_layers_are_there(f: Facts) -> Broken | None:
-    """Layers for multi-token prediction are made by Transformer Engine alone; here the model is built without them."""
-    return _open("model.mtp_num_layers", f"{f.model.mtp_layers}: their layers") if f.model.mtp_layers else None
 
 
 def tensor_overlap_has_buffers(f: Facts) -> Broken | None:
@@ -129,7 +123,6 @@ RULES: tuple[Rule, ...] = (
     low_precision_has_kernels,
     dispatcher_is_installed,
     graphs_can_be_captured,
-    prediction_layers_are_there,
     tensor_overlap_has_buffers,
     optimizer_is_installed,
     attention_takes_the_head,

@@ -47,8 +47,9 @@ def of_stage(f: Facts, stage: Stage) -> Parameters:
     hidden = model.hidden or 0
     rows = vocabulary_rows(f) * hidden / layout.tp
     ties = bool(model.tied) and not (stage.embedding and stage.loss)
-    dense += rows * (stage.embedding + (stage.loss and (not model.tied or ties)))
-    if stage.embedding and model.learned_positions:
+    embeds = stage.embedding or stage.mtp > 0  # heads for multi-token prediction embed on their own stage
+    dense += rows * (embeds + (stage.loss and (not model.tied or ties)))
+    if embeds and model.learned_positions:
         dense += (f.training.seq_length or 0) * hidden
     if stage.loss:
         dense += _norm(model)

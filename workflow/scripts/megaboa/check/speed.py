@@ -156,7 +156,7 @@ class _Model:
             forward, backward = forward + there * number, backward + back * number
         # The host's work outside of layers is attributed to the loss, whose kernels can hide it.
         outside = (
-            (work.embedding, stage.embedding, 0.0),
+            (work.embedding, stage.embedding + stage.mtp, 0.0),
             (work.loss, stage.loss, self.outside()),
             (work.loss, stage.loss * stage.mtp, 0.0),
         )

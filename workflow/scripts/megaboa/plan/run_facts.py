@@ -204,7 +204,7 @@ def _model(hf_config: Tree | None, tokenizer_vocab: int | None, pretrained: bool
         qk_head_dim=c.get("qk_nope_head_dim"),
         qk_position_dim=c.get("qk_rope_head_dim"),
         v_head_dim=c.get("v_head_dim"),
-        mtp_layers=c.get("num_nextn_predict_layers") or c.get("mtp_num_hidden_layers") or 0,
+        mtp_layers=next((c[key] for key in model_kinds.PREDICTION_KEYS if c.get(key)), 0),
         tokenizer_vocab=tokenizer_vocab,
         pretrained=pretrained,
         source_tied=tied if pretrained else None,

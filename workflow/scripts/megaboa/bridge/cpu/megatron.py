@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -220,6 +221,22 @@ def _gpt_provider(module: ModuleType) -> None:
     module.transformer_engine_layer_spec = module.local_layer_spec
 
 
+def _layer_specs(module: ModuleType) -> None:
+    """For multi-token prediction Bridge asks for Transformer Engine's layers, whatever the model's others are."""
+    for name in ("get_gpt_mtp_block_spec", "get_gpt_decoder_layer_specs"):
+        setattr(module, name, _local(getattr(module, name)))
+
+
+def _local(specs: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(specs)
+    def local(*arguments: Any, **named: Any) -> Any:
+        given = inspect.signature(specs).bind(*arguments, **named)
+        given.arguments["use_transformer_engine"] = False
+        return specs(*given.args, **given.kwargs)
+
+    return local
+
+
 def _adapters(module: ModuleType) -> None:
     """Clear Bridge's flags for Transformer Engine: empty stand-ins of its layers, being importable, have set them."""
     for name in vars(module):
@@ -236,6 +253,7 @@ def install() -> None:
         "megatron.core.transformer.torch_norm": _torch_norm,
         "megatron.core.transformer.moe.moe_utils": _moe_utils,
         "megatron.core.models.backends": _backends,
+        "megatron.core.models.gpt.gpt_layer_specs": _layer_specs,
         "megatron.core.optimizer": _optimizer,
         "megatron.core.optimizer.distrib_optimizer": _distributed_optimizer,
         "megatron.bridge.training.initialize": _initialize,

@@ -108,7 +108,6 @@ RULES = (
     Rule("model.moe_token_dispatcher_type", lambda name: name == "flex", "set it to alltoall"),
     Rule("model.moe_enable_deepep", bool, OFF),
     Rule("model.moe_paged_stash", bool, OFF),
-    Rule("model.mtp_num_layers", bool, "set it to null"),
     Rule("model.window_size", bool, "set parallel.cp to 1", where=_gathers_context),
     Rule(
         "model.softmax_type", lambda kind: kind not in (None, "vanilla"), "set parallel.cp to 1", where=_gathers_context
