@@ -81,13 +81,12 @@ class Corpus(Section):
     )
     messages: Annotated[str, Field(min_length=1)] | None = key(
         None,
-        "of examples for fine-tuning, instead of text_key: field with a conversation, a list of turns with `role` and "
-        "`content` (or `from` and `value`)",
+        "for fine-tuning, instead of text_key: field with a conversation, a list of turns with `role` and `content` "
+        "(or `from` and `value`)",
     )
     prompt: Annotated[str, Field(min_length=1)] | Annotated[list[str], Field(min_length=1)] | None = key(
         None,
-        "or, with `answer`, field with a prompt, or several, joined by blank lines; a template makes a conversation "
-        "of two turns of them",
+        "for fine-tuning, instead of messages and with `answer`: field with a prompt, or several, joined by blank lines",
     )
     answer: Annotated[str, Field(min_length=1)] | None = key(None, "field with the answer to `prompt`")
     separator: Annotated[str, Field(min_length=1)] | None = key(

@@ -24,15 +24,15 @@ class Tokenizer(Section):
     train_on: Name | None = key(None, "corpus whose text the tokenizer is trained on")
     vocab_size: Annotated[int, Field(ge=260)] | None = key(
         None,
-        f"size of the byte-level BPE vocabulary that is trained, by default {TRAINED_TOKENS}; of tiktoken: at most",
+        f"size of the trained byte-level BPE vocabulary, by default {TRAINED_TOKENS}; largest size of tiktoken's",
     )
     vocab: str | None = key(None, "GPT-2's vocab.json (Megatron's --vocab-file), instead of train_on")
     merges: str | None = key(None, "GPT-2's merges.txt (Megatron's --merge-file)")
     sentencepiece: str | None = key(None, "a SentencePiece model, unigram or BPE, instead of train_on")
     tiktoken: str | None = key(None, "the JSON that Megatron's TikTokenizer reads, instead of train_on")
-    tiktoken_pattern: Literal["v1", "v2"] = key("v2", "how it cuts text (Megatron's --tiktoken-pattern)")
+    tiktoken_pattern: Literal["v1", "v2"] = key("v2", "how text is split (Megatron's --tiktoken-pattern)")
     tiktoken_num_special_tokens: Annotated[int, Field(ge=len(SPECIAL_TOKENS))] = key(
-        1000, "numbers before its own (Megatron's --tiktoken-num-special-tokens)"
+        1000, "ids reserved for special tokens (Megatron's --tiktoken-num-special-tokens)"
     )
 
     @model_validator(mode="after")

@@ -208,15 +208,15 @@ class Prove(Section):
 
 
 class PredictedSetting(Section):
-    seconds: float | None = key(None, "of a step")
-    gib: float | None = key(None, "of a rank's memory")
+    seconds: float | None = key(None, "set by `snakemake tune`: predicted step time of this setting")
+    gib: float | None = key(None, "set by `snakemake tune`: predicted memory of a rank")
 
 
 class Tune(Section):
     """What `snakemake tune` tries: settings of one run, in short trials, until the fastest is known."""
 
     run: Name | None = key(None, "run to tune; default: the first")
-    settings: PositiveInt = key(24, "most settings that are tried: those that are fastest by prediction")
+    settings: PositiveInt = key(24, "number of settings that are tried: the fastest by prediction")
     steps: Annotated[int, Field(ge=5)] = key(10, "measured steps of a trial")
     tolerance: Annotated[float, Field(gt=0, lt=1)] = key(
         0.03, "settings that are faster than the winner by no more than this share don't matter"
@@ -225,7 +225,7 @@ class Tune(Section):
         0.95, "the search ends when it is this sure that none of the settings is faster by more than `tolerance`"
     )
     minutes: PositiveFloat = key(
-        10.0, "after which no trial begins, however sure it is then; a call with more minutes resumes"
+        10.0, "no trial begins later than this, however sure the search is; a call with more minutes resumes"
     )
     trial_minutes: PositiveFloat = key(5.0, "a trial that takes longer is ended, and its setting given up")
     also: dict[str, list[Any]] = key(
@@ -234,10 +234,10 @@ class Tune(Section):
         "bf16_with_fp8_current_scaling_mixed]`; every layout is tried with each",
     )
     trials_of: Name | None = key(
-        None, "the run whose settings the runs of this experiment are; `snakemake tune` sets it"
+        None, "set by `snakemake tune`: the run whose settings are tried"
     )
-    swept: Literal["no", "runs", "grid"] = key("no", "what of the sweep makes that run; `snakemake tune` sets it")
-    predicted: dict[Name, PredictedSetting] = key({}, "each of these settings; `snakemake tune` sets it")
+    swept: Literal["no", "runs", "grid"] = key("no", "set by `snakemake tune`: the part of the sweep with that run")
+    predicted: dict[Name, PredictedSetting] = key({}, "set by `snakemake tune`: predictions of the settings")
 
 
 Scalar = bool | int | float | str
@@ -336,8 +336,7 @@ class Baseline(Section):
     higher_loss: PositiveFloat = key(0.005, "how much higher the loss at the end may be, as a share")
     spread: PositiveFloat | None = key(
         None,
-        "by how much (standard deviation, as a share) runs of one setting differ, if you know it: it decides where "
-        "there is one run on each side",
+        "known standard deviation between runs of one setting, as a share; used if there is one run on each side",
     )
 
     @property

@@ -37,7 +37,7 @@ SchedulerOptions = Annotated[str, AfterValidator(_free_options)]
 class Resources(Section):
     nodes: Count = key(1, "nodes of a run", short="nodes")
     spare_nodes: Whole = key(
-        0, "further nodes of a run's job, which wait: when another one fails, its ranks start there, without a queue"
+        0, "extra nodes of a run's job: when a node fails, its ranks restart on a spare, without queueing"
     )
     gpus_per_node: Count = key(1, "ranks per node: one per GPU, or one process each on the CPU", short="gpus")
     cpus_per_rank: Count = key(1, "CPU cores per rank")
@@ -81,10 +81,10 @@ class PassMarks(Section):
     node_gb_per_second: PositiveFloat | None = key(None, "GB/s of the all-reduce over a node's GPUs")
     node_all_to_all_gb_per_second: PositiveFloat | None = key(None, "GB/s of the all-to-all over a node's GPUs")
     nodes_gb_per_second: PositiveFloat | None = key(
-        None, "GB/s of the all-reduce over all nodes; what is slower is reported, and blames no node"
+        None, "GB/s of the all-reduce over all nodes; slower ones are reported, but no node is blamed"
     )
     nodes_all_to_all_gb_per_second: PositiveFloat | None = key(
-        None, "the same of the all-to-all, which up to 256 GPUs do"
+        None, "the same for the all-to-all, of at most 256 GPUs"
     )
 
 
@@ -116,7 +116,7 @@ class Launch(Section):
     )
     environment: dict[str, str | None] = key({}, "environment variables of the ranks; null removes one of the preset")
     ports: Annotated[str, AfterValidator(_checked_ports)] | None = key(
-        None, "ports of which rank 0 takes a free one (MASTER_PORT), as in `29500-29600`; default: any of the host's"
+        None, "range of ports for rank 0 (MASTER_PORT), such as `29500-29600`; default: any free port"
     )
     timeout_minutes: PositiveInt | None = key(
         None, "time-out of a rank that waits for the others; default: Bridge's 10 minutes, or the recipe's"
@@ -129,7 +129,7 @@ class Launch(Section):
         None, "what nodes must reach in that check; a node far below the others never passes"
     )
     gpu_sampling_seconds: NonNegative = key(
-        5.0, "time between samples of each node's GPUs (power, clocks, temperature, errors); 0: none are taken"
+        5.0, "time between samples of each node's GPUs (power, clocks, temperature, errors); 0: no samples"
     )
 
     @field_validator("environment")
@@ -234,10 +234,10 @@ class StragglerSettings(Section):
     measure: bool = key(
         True, "let every rank time a fixed product of matrices after each save, where there are several"
     )
-    factor: Annotated[float, Field(gt=1)] = key(1.5, "a rank that takes so many times as long as the others is slow")
-    saves: PositiveInt = key(3, "saves in a row at which it must be slow to be named")
+    factor: Annotated[float, Field(gt=1)] = key(1.5, "a rank is slow if it takes this many times as long as the others")
+    saves: PositiveInt = key(3, "number of consecutive saves at which it must be slow to be reported")
     replace: bool = key(
-        False, "start again without its node, from that save: on a spare where there is one, else through the queue"
+        False, "restart from that save without its node: on a spare if there is one, else through the queue"
     )
 
 
@@ -260,7 +260,7 @@ class Recovery(Section):
     exclude_hours: NonNegative = key(24.0, "how long a run avoids a node that failed under it")
     node_memory_days: NonNegative = key(
         7.0,
-        "half-life of what all runs of the store remember of nodes: those that keep failing are avoided; 0: nothing is",
+        "half-life of failures in the store's memory of nodes, by which nodes that keep failing are avoided; 0: off",
     )
     actions: dict[Cause, Literal[ACTIONS]] = key(
         {}, "action instead of the default, by cause (listed in docs/explanation/recovery.md)"

@@ -86,12 +86,12 @@ class Parallel(create_model("Sizes", __base__=Section, **_SIZES)):  # type: igno
     )
     overlap_grad_reduce: bool | None = key(
         None,
-        "add up gradients over ranks while others are calculated; default: Bridge's (true) on GPUs, false on the CPU",
+        "reduce gradients during the backward pass; default: Bridge's (true) on GPUs, false on the CPU",
         short="gradoverlap",
     )
     overlap_param_gather: bool | None = key(
         None,
-        "gather updated weights while layers are calculated; default: as overlap_grad_reduce, where the optimizer is "
+        "gather updated weights during the forward pass; default: as overlap_grad_reduce, if the optimizer is "
         "distributed",
         short="gatheroverlap",
     )
@@ -120,10 +120,9 @@ class Checkpoint(Section):
     )
     reshardable: bool | None = key(
         None,
-        f"save so that another {', '.join(NAMES[:-1])} or {NAMES[-1]} can take the optimizer's state, for which every "
-        "rank gathers that of its stage in the host's memory (dist_ckpt_optim_fully_reshardable); default: true where "
-        "another run of the experiment takes it so, else a recipe's own, else true up to 150M parameters per rank of "
-        "tp x pp",
+        f"save so that another {', '.join(NAMES[:-1])} or {NAMES[-1]} can load the optimizer's state; every rank then "
+        "gathers its stage's in host memory (dist_ckpt_optim_fully_reshardable); default: true where another run of "
+        "the experiment needs it, else a recipe's own, else true up to 150M parameters per rank of tp x pp",
     )
     verify: bool = key(True, "record a checkpoint's checksums during training, and compare them before resuming")
     local: LocalCopies | None = key(None, "copies on the nodes, between checkpoints, to resume from")

@@ -23,8 +23,8 @@ class Tuning(Section):
         short="losson",
     )
     pack: bool = key(False, "join several examples to one sequence, which can't see each other (on GPUs)", short="pack")
-    rank: Count = key(32, "of adapters: the width between their two matrices", short="rank")
-    alpha: Count = key(32, "of adapters: what they add is scaled by alpha / rank", short="alpha")
+    rank: Count = key(32, "rank of the adapters", short="rank")
+    alpha: Count = key(32, "scale of the adapters: what they add is multiplied by alpha / rank", short="alpha")
     dropout: Share = key(0.0, "dropout before the adapters", short="adapterdropout")
     targets: Annotated[list[Target], Field(min_length=1)] = key(
         ["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"],
