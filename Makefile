@@ -36,7 +36,7 @@ test-gpu: ## run the tests that need GPUs
 	@$(GPU_TESTS) -n 4 --dist loadfile tests/e2e/gpus tests/bridge/test_parallel_reads.py
 	@$(GPU_TESTS) tests/cluster/test_gpus.py tests/cluster/test_hosts_of_gpus.py tests/cluster/test_images_of_gpus.py
 
-lint: setup ## check the form of the code, and that generated files are current
+lint: setup ## lint the code, and check that generated files are current
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/snakefmt --check Snakefile workflow/Snakefile workflow/rules
@@ -47,7 +47,7 @@ lint: setup ## check the form of the code, and that generated files are current
 status: setup ## show the progress of all experiments
 	@$(BIN)/megaboa status
 
-reproduce: has-bundle setup ## make again what a bundle (`snakemake bundle`) holds: make reproduce BUNDLE=x.zip
+reproduce: has-bundle setup ## rebuild a bundle's figures and runs, and compare: make reproduce BUNDLE=x.zip
 	@$(BIN)/megaboa reproduce '$(BUNDLE)'
 
 has-bundle:

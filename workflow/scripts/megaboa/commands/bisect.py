@@ -1,8 +1,8 @@
-"""Which of these values of a key is the first that makes the experiment slower, larger or worse?
+"""Find the first of several values of a key that makes the experiment slower, larger or worse.
 
-The key may be any that runs are trained with, as an image or a commit of Megatron-Bridge: first a value that is good,
-last one that is bad. Every value is an experiment of its own, run by Snakemake and compared with the first as by
-report.baseline; what the last fails decides. A second call resumes. What follows `--` is given to Snakemake.
+The key may be any that runs are trained with, such as an image or a commit of Megatron-Bridge. The first value must be
+good, the last bad. Each value is an experiment of its own, run by Snakemake and compared with the first as by
+report.baseline. A second call resumes. Arguments after `--` go to Snakemake.
 """
 
 from __future__ import annotations

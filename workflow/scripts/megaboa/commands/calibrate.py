@@ -1,8 +1,8 @@
-"""Measure what predictions of step times need, on the GPUs of this machine (or, where there are none, its processors).
+"""Measure this machine for predictions of step times: its GPUs or, if there are none, its processors.
 
-Three minutes. It writes calibrations/<GPU>.json, which `advise`, preflight and the report then take for this GPU, not
-the calibration that Megaboa ships. On several nodes (--run, or torchrun with a process for each GPU) it measures the
-network too. Needs Bridge, and on GPUs Transformer Engine for FP8 and experts.
+It takes three minutes and writes calibrations/<GPU>.json, which `advise`, preflight and the report then use instead of
+the shipped calibration. On several nodes (--run, or torchrun with a process for each GPU) it measures the network too.
+Needs Bridge, and on GPUs Transformer Engine for FP8 and experts.
 """
 
 import argparse
@@ -27,7 +27,7 @@ def main(words: list[str]) -> int:
     parser.add_argument("--gpus", type=int, help="how many of this machine; default: all")
     parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto")
     parser.add_argument("--out", type=Path, help=f"default: {calibration.FOLDER}/<GPU>.json")
-    parser.add_argument("--run", type=Path, metavar="RUN.json", help="where ranks of this run are started, by as many")
+    parser.add_argument("--run", type=Path, metavar="RUN.json", help="measure with this run's ranks, on its nodes")
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args(words)
     if arguments.run and not arguments.out:

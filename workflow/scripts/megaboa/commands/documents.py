@@ -1,7 +1,7 @@
 """List which documents of which corpus a step of a run read, by Megatron's own index.
 
-A document is counted from 0, as in the corpus's .idx; `from` is its first token in the sample. With --rank only what
-the copy of the model read that this rank is part of. It may be called before, while and after the run trains.
+Documents are counted from 0, as in the corpus's .idx; `from` is the document's first token in the sample. It may be
+called before, while and after the run trains.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ def main(words: list[str]) -> None:
     parser = commands.parser("documents", __doc__)
     parser.add_argument("run", type=commands.run, help="EXPERIMENT/RUN, or the run's folder")
     parser.add_argument("--step", type=int, required=True, help="counted from 1")
-    parser.add_argument("--rank", type=int, help="default: all ranks")
+    parser.add_argument("--rank", type=int, help="only samples of this rank's copy of the model; default: all")
     parser.add_argument("--json", action="store_true", help="print JSON, with every sample's pieces")
     args = parser.parse_args(words)
     folder = RunFolder(args.run)

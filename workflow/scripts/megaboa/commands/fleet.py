@@ -1,6 +1,6 @@
 """All runs of a store, by experiment and by node: effective training time, GPU-hours, tokens, what was lost to what.
 
-It reads the store alone, with the runs of all users; runs under way count up to what they did last. With --page,
+It reads only the store, with the runs of all users; runs in progress count up to their last event. With --page,
 --prometheus or --alert no table is printed.
 """
 
@@ -30,8 +30,8 @@ def main(words: list[str]) -> None:
     parser = commands.parser("fleet", __doc__)
     parser.add_argument("store", nargs="?", type=Path, default=Path("store"), help="default: store/")
     parser.add_argument("--since", type=_span, metavar="SPAN", help="only what happened in the last `12h` or `7d`")
-    parser.add_argument("--price", type=_amount, help="of an hour of a GPU, for the cost")
-    parser.add_argument("--page", type=Path, metavar="FILE", help="write one HTML file that needs nothing else")
+    parser.add_argument("--price", type=_amount, help="cost of a GPU-hour")
+    parser.add_argument("--page", type=Path, metavar="FILE", help="write a self-contained HTML file")
     parser.add_argument(
         "--prometheus", type=Path, metavar="FILE.prom", help="write a text file for node_exporter's textfile collector"
     )

@@ -1,8 +1,8 @@
 """Show what is in a checkpoint: tensors, shapes, types, files, iteration and layout; or compare two.
 
-CHECKPOINT is EXPERIMENT/RUN or a run's folder (with @STEP for a step, else the newest complete checkpoint), a folder
-in torch's distributed format (torch_dist) of anybody's, a folder of such iter_* folders, or a Hugging Face folder with
-safetensors. Only the index is read, and of it nothing is executed. --norms also reads the numbers, piece by piece.
+CHECKPOINT is EXPERIMENT/RUN or a run's folder (with @STEP for a step, else the newest complete checkpoint), any folder
+in torch's distributed format (torch_dist), a folder of such iter_* folders, or a Hugging Face folder with safetensors.
+Only the index is read, and nothing in it is executed. --norms also reads the numbers, piece by piece.
 """
 
 import argparse

@@ -1,8 +1,8 @@
-"""Show what all runs of a store remember of nodes: failures, broken and slow GPUs, by how much they count now.
+"""Show the troubles that runs of a store had with nodes: failures, broken and slow GPUs, and how much they count now.
 
-A node whose troubles add up to 1.5 or more is avoided by the runs of its cluster. They count half after a week
+A node whose troubles add up to 1.5 or more is avoided by the runs of its cluster. Troubles count half after a week
 (recovery.node_memory_days), so it comes back by itself; --forget brings it back at once.
---marks prints launch.pass_marks to paste, from what health checks of the store's runs have measured on fit nodes.
+--marks prints launch.pass_marks to paste, from the health checks of good nodes.
 """
 
 from __future__ import annotations
@@ -26,12 +26,10 @@ from megaboa.store_paths import NodesFolder
 
 def main(words: list[str]) -> None:
     parser = commands.parser("nodes", __doc__)
-    parser.add_argument("node", nargs="*", help="those whose troubles are shown one by one; default: a table of all")
+    parser.add_argument("node", nargs="*", help="show the troubles of these one by one; default: a table of all")
     parser.add_argument("--store", type=Path, default=Path("store"), help="the store; default: store/")
     parser.add_argument("--days", type=float, default=node_memory.USUAL_DAYS, help="half-life; default: %(default)s")
-    parser.add_argument(
-        "--forget", action="store_true", help="these nodes are repaired: what was before counts no more"
-    )
+    parser.add_argument("--forget", action="store_true", help="these nodes are repaired: forget their troubles")
     parser.add_argument("--marks", action="store_true", help="print marks for the health check, by kind of GPU")
     parser.add_argument("--json", action="store_true", help="print JSON")
     args = parser.parse_args(words)

@@ -1,7 +1,7 @@
 """Megatron-Bridge's pretraining recipes, each with what it is for: `models.x: {recipe: NAME}`.
 
-First NVIDIA's performance recipes, by model, GPUs and precision; then the recipes to train with. Words choose those in
-whose line all of them are: `megaboa recipes llama3 h100 bf16`.
+First NVIDIA's performance recipes, by model, GPUs and precision; then the recipes to train with. With words, only lines
+that contain all of them: `megaboa recipes llama3 h100 bf16`.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Make the figures' data and, on a CPU, the runs of a bundle again, and say of every file whether it is equal."""
+"""Rebuild a bundle's figures and, if they trained on the CPU, its runs, and compare every file."""
 
 from __future__ import annotations
 

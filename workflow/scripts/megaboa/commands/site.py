@@ -27,7 +27,7 @@ from megaboa.scheduler.registry import cluster
 def main(words: list[str]) -> int:
     parser = commands.parser("site", __doc__)
     parser.add_argument("experiment", nargs="*", help=f"its files, for its store; default: {DEFAULT_CONFIG}")
-    parser.add_argument("--write", action="store_true", help="begin that file")
+    parser.add_argument("--write", action="store_true", help="write that file")
     args, ours = parser.parse_args(words), cluster()
     store = _store(args.experiment)
     try:

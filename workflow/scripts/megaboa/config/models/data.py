@@ -86,7 +86,7 @@ class Corpus(Section):
     )
     prompt: Annotated[str, Field(min_length=1)] | Annotated[list[str], Field(min_length=1)] | None = key(
         None,
-        "for fine-tuning, instead of messages and with `answer`: field with a prompt, or several, joined by blank lines",
+        "for fine-tuning, with `answer` instead of messages: field with a prompt, or several, joined by blank lines",
     )
     answer: Annotated[str, Field(min_length=1)] | None = key(None, "field with the answer to `prompt`")
     separator: Annotated[str, Field(min_length=1)] | None = key(
