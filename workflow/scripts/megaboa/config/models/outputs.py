@@ -233,9 +233,7 @@ class Tune(Section):
         "further keys and the values to try, as in `training.precision: [bf16_mixed, "
         "bf16_with_fp8_current_scaling_mixed]`; every layout is tried with each",
     )
-    trials_of: Name | None = key(
-        None, "set by `snakemake tune`: the run whose settings are tried"
-    )
+    trials_of: Name | None = key(None, "set by `snakemake tune`: the run whose settings are tried")
     swept: Literal["no", "runs", "grid"] = key("no", "set by `snakemake tune`: the part of the sweep with that run")
     predicted: dict[Name, PredictedSetting] = key({}, "set by `snakemake tune`: predictions of the settings")
 

@@ -83,9 +83,7 @@ class PassMarks(Section):
     nodes_gb_per_second: PositiveFloat | None = key(
         None, "GB/s of the all-reduce over all nodes; slower ones are reported, but no node is blamed"
     )
-    nodes_all_to_all_gb_per_second: PositiveFloat | None = key(
-        None, "the same for the all-to-all, of at most 256 GPUs"
-    )
+    nodes_all_to_all_gb_per_second: PositiveFloat | None = key(None, "the same for the all-to-all, of at most 256 GPUs")
 
 
 class Launch(Section):
