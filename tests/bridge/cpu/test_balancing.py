@@ -163,7 +163,7 @@ def test_heads_for_multi_token_prediction_learn_what_counts(folder, headed):
 
 @pytest.mark.parametrize("layout", ["tp2", "pp4", "cp2"])
 def test_and_so_they_do_in_every_layout(folder, headed, layout):
-    """Megatron weights a head's loss by the tokens that count on a rank, which context parallel ranks share unevenly."""
+    """Megatron weights a head's loss by the tokens that count on a rank: context parallel ranks have unlike numbers."""
     ranks, sizes = LAYOUTS[layout]
     found = tune(folder, ranks=ranks, **HEADED, **sizes)
     assert same(found, headed, 5e-3 if layout == "cp2" else 2e-6)

@@ -28,7 +28,7 @@ from megaboa import store
 from megaboa.bridge import prediction, process, weights
 from megaboa.bridge.source import copy_settings, has_weights
 from megaboa.conversion import WHOLE
-from megaboa.errors import no_room
+from megaboa.errors import InputError, no_room
 from megaboa.layout import AXES, Layout
 from megaboa.records import ModelSource
 
@@ -49,7 +49,16 @@ def import_checkpoint(source: ModelSource, folder: Path, layout: Layout = WHOLE)
     provider = provider_of(bridge)
     vars(provider).update({**UNTRAINED, **UNDRAWN, **sizes(layout)})
     provider.finalize()
-    model = provider.provide_distributed_model(wrap_with_ddp=False, use_cpu_initialization=True)
+    try:
+        model = provider.provide_distributed_model(wrap_with_ddp=False, use_cpu_initialization=True)
+    except AttributeError as error:
+        if "megatron_module" not in str(error):
+            raise
+        # Bridge 0.6.2 loads as if each parameter had a task. Its warnings name those without.
+        raise InputError(
+            f"models.{source.name}: Megatron-Bridge's converter knows no tensor for parameters that the model has on "
+            f"device {source.device}: the log has each as 'No mapping found'. Some families are known on GPUs only"
+        ) from error
     process.save_in_foreground()
     with _full_disks_told():
         bridge.save_megatron_model(model, folder, hf_tokenizer_path=source.tokenizer, low_memory_save=True)
