@@ -3,6 +3,7 @@
 import pytest
 import test_gpu_deaths
 import test_gpu_experts
+import test_gpu_finetuned_experts
 import test_gpu_graphs
 import test_gpu_hangs
 import test_gpu_layouts
@@ -12,7 +13,15 @@ from clone import Workspace
 from megaboa.config import load
 from megaboa.plan import make_plan
 
-MODULES = (test_gpu_deaths, test_gpu_experts, test_gpu_graphs, test_gpu_hangs, test_gpu_layouts, test_gpu_samples)
+MODULES = (
+    test_gpu_deaths,
+    test_gpu_experts,
+    test_gpu_finetuned_experts,
+    test_gpu_graphs,
+    test_gpu_hangs,
+    test_gpu_layouts,
+    test_gpu_samples,
+)
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
