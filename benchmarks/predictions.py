@@ -59,6 +59,10 @@ class Row:
     model: str = ""  # its name in the experiment
 
 
+Pair = tuple[float, float]  # a predicted and a measured time
+CLEAR = 0.05  # a difference of two measured times that is more than noise
+
+
 @dataclass(frozen=True)
 class Errors:
     """Errors of step times, as ratios of predicted to measured, and of memory, as relative differences."""
@@ -68,6 +72,7 @@ class Errors:
     worst: float
     bias: float  # the median ratio
     ordered: float | None  # share of pairs that are ordered correctly
+    clear: float | None  # the same of pairs that differ by CLEAR or more
     regret: float | None  # mean loss by choosing the layout that is predicted to be fastest
     worst_regret: float | None
 
@@ -333,15 +338,21 @@ def of_times(given: list[Row], predict: Callable[[Facts], float]) -> Errors | No
             groups[one.group].append((predicted, one.seconds or 0.0))
     pairs = [(a, b) for group in groups.values() for a, b in combinations(group, 2) if a[1] != b[1]]
     chosen = [min(group)[1] / min(measured for _, measured in group) - 1 for group in groups.values() if len(group) > 1]
+    clear = [(a, b) for a, b in pairs if max(a[1], b[1]) >= (1 + CLEAR) * min(a[1], b[1])]
     return Errors(
         len(timed),
         statistics.median(abs(ratio - 1) for ratio in ratios),
         max(abs(ratio - 1) for ratio in ratios),
         statistics.median(ratios),
-        sum((a[0] < b[0]) == (a[1] < b[1]) for a, b in pairs) / len(pairs) if pairs else None,
+        _in_order(pairs),
+        _in_order(clear),
         statistics.mean(chosen) if chosen else None,
         max(chosen) if chosen else None,
     )
+
+
+def _in_order(pairs: list[tuple[Pair, Pair]]) -> float | None:
+    return sum((a[0] < b[0]) == (a[1] < b[1]) for a, b in pairs) / len(pairs) if pairs else None
 
 
 def of_memory(given: Iterable[Row]) -> dict[str, float]:
@@ -351,15 +362,16 @@ def of_memory(given: Iterable[Row]) -> dict[str, float]:
 
 def table(given: list[Row], models: dict[str, Callable[[Facts], float]]) -> list[str]:
     lines = [
-        "| data | model | rows | median error | worst | median ratio | pairs in order | regret, mean | worst |",
-        "|---|---|---:|---:|---:|---:|---:|---:|---:|",
+        "| data | model | rows | median error | worst | median ratio | pairs in order | 5% apart | regret, mean "
+        "| worst |",
+        "|---|---|" + "---:|" * 8,
     ]
     for data in dict.fromkeys(one.data for one in given):
         for name, predict in models.items():
             found = of_times([one for one in given if one.data == data], predict)
             if found is None:
                 continue
-            shares = (found.ordered, found.regret, found.worst_regret)
+            shares = (found.ordered, found.clear, found.regret, found.worst_regret)
             cells = ["-" if share is None else f"{share:.1%}" for share in shares]
             lines.append(
                 f"| {data} | {name} | {found.rows:,} | {found.median:.1%} | {found.worst:.0%} | {found.bias:.2f} "
