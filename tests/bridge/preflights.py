@@ -39,7 +39,13 @@ GROUPED = {  # Bridge knows its experts by the names that they have in kernels o
     **{"model_type": "glm4_moe", "n_routed_experts": 4, "n_shared_experts": 1, "first_k_dense_replace": 1},
     **{"n_group": 1, "topk_group": 1, "partial_rotary_factor": 0.5, "num_nextn_predict_layers": 0},
 }
+ERNIE = {  # Bridge asks for Transformer Engine's layers, whatever is at hand
+    **{name: value for name, value in MOE.items() if name not in ("decoder_sparse_step", "num_experts", "head_dim")},
+    **{"model_type": "ernie4_5_moe", "moe_num_experts": 4, "moe_k": 2, "moe_num_shared_experts": 1},
+    **{"moe_layer_start_index": 0, "moe_layer_end_index": 5, "moe_layer_interval": 1, "tie_word_embeddings": False},
+}
 MODELS = {
+    "ernie": (ERNIE, "Ernie4_5_MoeForCausalLM"),
     "grouped": (GROUPED, "Glm4MoeForCausalLM"),
     "biased": (BIASED, "LlamaForCausalLM"),
     "lite": (LITE, "DeepseekV2ForCausalLM"),

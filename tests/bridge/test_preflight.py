@@ -207,6 +207,8 @@ LEGAL = {
     },
     "FSDP with experts": {"model": "moe", "parallel": {"fsdp": "megatron", "ep": 2}},
     "multi-token prediction": {"model": "headed"},
+    "multi-token prediction, turned off": {"model": "headed", "overrides": {"model.mtp_num_layers": None}},
+    "experts of ERNIE": {"model": "ernie"},
     "multi-token prediction, stages": {"model": "headed", "parallel": {"pp": 2}},
     "multi-token prediction of GLM": {"model": "grouped, headed"},
     "more heads than the config has": {"model": "latent", "overrides": {"model.mtp_num_layers": 1}},

@@ -119,22 +119,21 @@ def hf_tensors(bridge: AutoBridge, model: list[torch.nn.Module]) -> Iterator[tup
 def converter_of(source: ModelSource) -> AutoBridge:
     """Bridge's converter for a model.
 
-    For a model trained from scratch it gets the list of tensors that are to be written. Otherwise Bridge would also
-    write a tied head, and could not detect a parameter without a tensor.
+    For a model trained from scratch it gets the list of tensors that transformers would save. Otherwise Bridge would
+    also write a tied head, and could not detect a parameter without a tensor.
     """
     if has_weights(source):
         return AutoBridge.from_hf_pretrained(source.path)
-    config = AutoConfig.from_pretrained(source.path, local_files_only=True)
-    return AutoBridge(_Outline(config, prediction.written_tensors(config)))
+    return AutoBridge(_Outline(AutoConfig.from_pretrained(source.path, local_files_only=True)))
 
 
 class _Outline(PreTrainedCausalLM):
     """A pretrained model without its weights: config, and names and shapes of tensors."""
 
-    def __init__(self, config: PreTrainedConfig, tensors: dict[str, torch.Tensor]):
+    def __init__(self, config: PreTrainedConfig):
         super().__init__()
         self.config = config
-        self._state_dict_accessor = StateDict(tensors)
+        self._state_dict_accessor = StateDict(prediction.Saved(config))
 
 
 def provider_of(bridge: AutoBridge, load_weights: bool = True) -> Any:

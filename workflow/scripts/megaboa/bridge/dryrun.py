@@ -23,7 +23,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from megaboa.bridge import convert
 from megaboa.bridge.config_facts import tokenizer_vocabulary
 from megaboa.bridge.process import playing
-from megaboa.bridge.tensor_checks import kinds, same_kinds
+from megaboa.bridge.tensor_checks import kinds, of_prediction, same_kinds
 from megaboa.conversion import WHOLE
 from megaboa.records import Check, ModelSource, StageParameters
 
@@ -54,7 +54,7 @@ def parameters(config: ConfigContainer, world_size: int) -> list[StageParameters
 def export(config: ConfigContainer, source: ModelSource, device: str) -> Check:
     """Whether an export of the trained model would have the tensors of the model in `source`, by name and shape.
 
-    `config`: as `parameters` has left it, so without layers for multi-token prediction.
+    `config`: as `parameters` has left it. transformers knows no tensors of heads for multi-token prediction.
     """
     model = copy.copy(config.model)
     vars(model).update(WHOLE_MODEL)
@@ -64,7 +64,8 @@ def export(config: ConfigContainer, source: ModelSource, device: str) -> Check:
         meta = {"use_cpu_initialization": True, "init_model_with_meta_device": True}
         built = model.provide_distributed_model(wrap_with_ddp=False, **meta)
         tasks = [task for task in bridge.get_conversion_tasks(built) if task]  # None: a parameter without a tensor
-        found = dict(bridge.export_hf_weights(built, show_progress=False, conversion_tasks=tasks))
+        exported = bridge.export_hf_weights(built, show_progress=False, conversion_tasks=tasks)
+        found = {name: one for name, one in exported if not of_prediction(name, bridge.hf_pretrained.config)}
         written = {id(task.param_weight) for task in tasks}
         named = ((name, one) for chunk in built for name, one in chunk.named_parameters() if id(one) not in written)
         found |= {name.removeprefix("module."): one for name, one in named}

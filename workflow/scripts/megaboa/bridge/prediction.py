@@ -6,65 +6,64 @@ transformers doesn't build such heads. It ignores their tensors, which Bridge co
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
-from megatron.bridge import AutoBridge
+from megatron.bridge.models.hf_pretrained.state import DictStateSource
 from megatron.core.models.gpt import GPTModel
+from megatron.core.models.hybrid.hybrid_model import HybridModel
 from transformers import PreTrainedConfig
 
 from megaboa.bridge.masks import Batch, giving, of_this_rank
 from megaboa.bridge.source import saved_tensors
-from megaboa.bridge.tensor_checks import LAYER, PREDICTION, of_prediction
-from megaboa.model_kinds import PREDICTION_KEYS
+from megaboa.bridge.tensor_checks import of_prediction
 
-SHARED = re.compile(r"\.(?:embed_tokens|shared_head\.head)\.weight$")
-# Parameters that other layers don't have, by their sizes in hidden sizes.
-OWN = {"enorm": (1,), "hnorm": (1,), "final_layernorm": (1,), "eh_proj": (1, 2)}
+EMBEDDINGS, HEAD = "embed_tokens.weight", "lm_head.weight"
+# What folders repeat for each head. Megatron has it once.
+COPIES = re.compile(r"\.(?:(?P<embeddings>embed_tokens)|shared_head\.head)\.weight$")
 
 
-def written_tensors(config: PreTrainedConfig) -> dict[str, torch.Tensor]:
-    """The tensors that Bridge writes for a model with this config, on the meta device: those that transformers would
-    save, and those of the heads, whose layers are like the last one."""
-    saved, text = saved_tensors(config), config.get_text_config()
-    if not any(getattr(text, key, 0) for key in PREDICTION_KEYS):
-        return saved
-    layer = {
-        found["name"]: tensor
-        for name, tensor in saved.items()
-        if (found := LAYER.match(name)) and int(found["number"]) == text.num_hidden_layers - 1
-    }
-    like = next(iter(saved.values()))
-    written = dict(saved)
-    for mapping in AutoBridge.from_hf_config(config)._model_bridge.mapping_registry():
-        if not mapping.megatron_param.startswith(PREDICTION):
-            continue
-        own = OWN.get(mapping.megatron_param.split(".")[-2])
-        for name in [mapping.hf_param] if isinstance(mapping.hf_param, str) else mapping.hf_param.values():
-            if own:
-                written[name] = like.new_empty([text.hidden_size * times for times in own])
-            elif found := LAYER.match(name):
-                wanted = re.compile(re.escape(found["name"]).replace(r"\*", r"\d+"))
-                prefix = f"{found['before']}{found['number']}."
-                written |= {prefix + part: tensor for part, tensor in layer.items() if wanted.fullmatch(part)}
-    return written
+class Saved(DictStateSource):
+    """What transformers would save for a model with this config, on the meta device, and whatever belongs to a head:
+    only Bridge knows the names of its tensors."""
+
+    def __init__(self, config: PreTrainedConfig) -> None:
+        super().__init__(saved_tensors(config))
+        self._names = _Names(self._dict, config)
+
+    def get_all_keys(self) -> list[str]:
+        return self._names
+
+
+class _Names(list[str]):
+    def __init__(self, names: Iterable[str], config: PreTrainedConfig) -> None:
+        super().__init__(sorted(names))
+        self._saved, self._config = set(names), config
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._saved or of_prediction(str(name), self._config)
 
 
 def with_copies(
     written: Iterable[tuple[str, torch.Tensor]], names: Iterable[str], config: PreTrainedConfig
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """What Bridge writes, and the embeddings and output layers that folders repeat for each head: Megatron has them
-    once. `names`: the tensors of the model's folder."""
-    copies = defaultdict(list)
-    for name in names:
-        if of_prediction(name, config) and (shared := SHARED.search(name)):
-            copies["embed_tokens" if "embed_tokens" in shared[0] else "lm_head"].append(name)
+    """What Bridge writes, and then the heads' copies of embeddings and output layer that it leaves out.
+
+    `names`: the tensors of the model's folder.
+    """
+    copies = {name: found for name in names if of_prediction(name, config) and (found := COPIES.search(name))}
+    originals, seen = {}, set()
     for name, tensor in written:
+        seen.add(name)
+        if copies and name.endswith((EMBEDDINGS, HEAD)) and not of_prediction(name, config):
+            originals[EMBEDDINGS if name.endswith(EMBEDDINGS) else HEAD] = tensor
         yield name, tensor
-        for copy in copies.get(name.removesuffix(".weight").rpartition(".")[2], ()):
-            yield copy, tensor.clone()  # safetensors refuses two names for the same memory
+    for name, found in copies.items():
+        if name not in seen and originals:
+            tied = found["embeddings"] or HEAD not in originals
+            # safetensors refuses two names for the same memory
+            yield name, originals[EMBEDDINGS if tied else HEAD].clone()
 
 
 def masked(forward_step: Callable[..., Any]) -> Callable[..., Any]:
@@ -76,5 +75,5 @@ def masked(forward_step: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _mask(batch: Batch, chunk: torch.nn.Module) -> dict[str, torch.Tensor]:
-    has_heads = isinstance(chunk, GPTModel) and chunk.post_process
+    has_heads = isinstance(chunk, (GPTModel, HybridModel)) and chunk.post_process
     return {"loss_mask": of_this_rank(batch, "loss_mask", chunk)} if has_heads else {}

@@ -18,6 +18,7 @@ from safetensors.torch import _TYPES
 from megaboa.bridge.verdict import check
 from megaboa.bridge.weights import Kind, Tensors
 from megaboa.formats import some_of
+from megaboa.model_kinds import PREDICTION_KEYS
 from megaboa.records import Check
 
 if TYPE_CHECKING:
@@ -30,8 +31,8 @@ NORM = re.compile(r"norm[^.]*\.weight$")
 FLOATS = {name for name, dtype in _TYPES.items() if dtype.is_floating_point}
 EXPERT = re.compile(r"^(?P<before>.*\.experts)\.(?P<number>\d+)\.(?P<after>.+)$")
 FUSED = re.compile(r"\.experts\.[a-z_]+$")  # all experts of a layer in one tensor, as in GPT-OSS
-LAYER = re.compile(r"(?P<before>.*\blayers\.)(?P<number>\d+)\.(?P<name>.+)")
-PREDICTION = "mtp."  # begins names of heads for multi-token prediction: Megatron's, and those of some families
+# Names of heads for multi-token prediction: some families have layers behind the model's last, the others `mtp`.
+PREDICTION = re.compile(r"(?:model\.(?:language_model\.)?layers\.(?P<layer>\d+)|mtp)\.")
 COUNTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
 EMBEDDINGS, HEAD = re.compile(r"(^|\.)embed_tokens\.weight$"), re.compile(r"(^|\.)lm_head\.weight$")
 
@@ -146,11 +147,11 @@ def _has_vocabulary(weights: Tensors, kinds: dict[str, Kind], size: int, tied: b
 
 
 def of_prediction(name: str, config: PreTrainedConfig) -> bool:
-    """Whether a tensor belongs to a head for multi-token prediction, which transformers doesn't build: by its name, or
-    because its layer is behind the model's last."""
-    layer = LAYER.match(name)
-    behind = bool(layer) and int(layer["number"]) >= config.get_text_config().num_hidden_layers
-    return behind or name.startswith(PREDICTION)
+    """Whether a tensor belongs to a head for multi-token prediction, which transformers doesn't build."""
+    text, found = config.get_text_config(), PREDICTION.match(name)
+    if not found or not any(getattr(text, key, 0) for key in PREDICTION_KEYS):
+        return False
+    return found["layer"] is None or int(found["layer"]) >= text.num_hidden_layers
 
 
 def kinds(tensors: dict[str, torch.Tensor]) -> dict[str, Kind]:

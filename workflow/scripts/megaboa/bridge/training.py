@@ -85,8 +85,7 @@ def train(rank: Rank) -> None:
     if rank.run.is_tuned and config.model.num_moe_experts:
         callbacks.append(balancing.Balancing(config))
         forward = callbacks[-1].install(forward)
-    # A graph of the whole step has its arguments from its capture.
-    if rank.run.is_tuned and config.model.mtp_num_layers and not is_full_iteration_cuda_graph(config.model):
+    if rank.run.is_tuned and config.model.mtp_num_layers:
         forward = prediction.masked(forward)
     if rank.folder.launch.samples and not rank.wanted.capture:
         samples = SampleWriter(rank.attempt.samples / f"{rank.number}.jsonl", kind.tokens)

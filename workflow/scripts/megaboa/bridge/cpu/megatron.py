@@ -222,8 +222,8 @@ def _gpt_provider(module: ModuleType) -> None:
 
 
 def _layer_specs(module: ModuleType) -> None:
-    """For multi-token prediction Bridge asks for Transformer Engine's layers, whatever the model's others are."""
-    for name in ("get_gpt_mtp_block_spec", "get_gpt_decoder_layer_specs"):
+    """For multi-token prediction, and for all layers of some families, Bridge asks for Transformer Engine's."""
+    for name in ("get_gpt_mtp_block_spec", "get_gpt_decoder_layer_specs", "get_gpt_decoder_block_spec"):
         setattr(module, name, _local(getattr(module, name)))
 
 
@@ -235,6 +235,23 @@ def _local(specs: Callable[..., Any]) -> Callable[..., Any]:
         return specs(*given.args, **given.kwargs)
 
     return local
+
+
+def _mapping_registry(module: ModuleType) -> None:
+    """Let heads for multi-token prediction have norms of their own, as Bridge lets all other layers."""
+    registry = module.MegatronMappingRegistry
+    add = registry._add_separate_layernorm_mappings
+
+    def added(self: Any) -> None:
+        add(self)
+        names = {mapping.megatron_param for mapping in self.mappings}
+        for fused, separate in registry._SEPARATE_LAYERNORM_REWRITES:
+            for mapping in [one for one in self.mappings if one.megatron_param.endswith(f".mtp_model_layer.{fused}")]:
+                name = mapping.megatron_param.removesuffix(fused) + separate
+                if name not in names and isinstance(mapping, module.AutoMapping):
+                    self.mappings.append(module.AutoMapping(name, mapping.hf_param, mapping.permute_dims))
+
+    registry._add_separate_layernorm_mappings = added
 
 
 def _adapters(module: ModuleType) -> None:
@@ -257,6 +274,7 @@ def install() -> None:
         "megatron.core.optimizer": _optimizer,
         "megatron.core.optimizer.distrib_optimizer": _distributed_optimizer,
         "megatron.bridge.training.initialize": _initialize,
+        "megatron.bridge.models.conversion.mapping_registry": _mapping_registry,
         "megatron.bridge.models.gpt_provider": _gpt_provider,
         "megatron.bridge.peft.module_matcher": _adapters,
         "megatron.bridge.peft.utils": _adapters,
