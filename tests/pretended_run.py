@@ -13,8 +13,9 @@ LAST, INTERVAL = 6, 2
 
 # It writes what a rank writes. What goes wrong is `@misfortune`, which may look at `attempt`, `begin`, `step`.
 RANK = """
-import argparse, json, os, signal, sys, time
+import argparse, json, os, shutil, signal, sys, time
 from pathlib import Path
+from megaboa import files
 from megaboa.run import checkpoints
 
 parser = argparse.ArgumentParser()
@@ -30,6 +31,7 @@ def misfortune():
 
 def event(event, **fields):
     with (folder / "steps.jsonl").open("a") as stream:
+        files.share(stream.name)
         stream.write(json.dumps({"event": event, "time": time.time(), **fields}) + "\\n")
 
 event("phase", phase="configured")
@@ -41,6 +43,7 @@ for step in range(begin + 1, @last + 1):
         saved = checkpoints.folder(root, step)
         saved.mkdir(parents=True)
         (saved / "__0_0.distcp").write_text(f"{step} " * 100)
+        shutil.copy(saved / "__0_0.distcp", root / "latest_train_state.pt")  # as Bridge does
         (saved / checkpoints.LAST_WRITTEN).write_text("all: right")
         checkpoints.mark_complete(root)
     misfortune()

@@ -9,7 +9,7 @@ from pretended_run import Run
 from two_users import ALICE, BOB, GROUP, does, folder_for_all, own_folder, shared_folder
 
 from megaboa import errors, store
-from megaboa.run import completion
+from megaboa.run import checkpoints, completion
 from megaboa.run.call import TrainingFailed
 
 # The child only becomes another user, and does what a new process would.
@@ -70,6 +70,72 @@ def test_a_colleague_resumes_a_run_whatever_the_umasks(users, place):
     assert bob.attempts == [(0, "failed", "killed"), (4, "completed", None)]
     assert closed_to_the_group(place / "store") == []
     assert {(place / "store" / "runs").stat().st_uid, bob.store.attempt(2).path.stat().st_uid} == {ALICE, BOB}
+
+
+def call(run):
+    """As the command line does."""
+    with errors.one_sentence():
+        run.train()
+
+
+KILLED = "attempt == 1 and step == 5 and (time.sleep(0.5), os.kill(os.getppid(), 9), os.kill(os.getpid(), 9))"
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077])
+def test_a_colleague_resumes_a_run_whose_owner_was_killed(umask, users):
+    alice, bob = users
+    bob.misfortune(KILLED)
+    assert does(BOB, bob.train, umask) == "ended with -9"
+    assert does(ALICE, alice.train) is None
+    assert alice.attempts == [(0, "interrupted", "lost"), (4, "completed", None)]
+    assert closed_to_the_group(alice.store.path) == []
+
+
+def test_a_colleague_resumes_a_run_whose_owner_was_killed_during_the_first_save(users, monkeypatch):
+    alice, bob = users
+    monkeypatch.setattr(checkpoints, "LOOK_SECONDS", 0.1)
+    saves = "attempt == 1 and step == 1 and checkpoints.folder(root, 2).mkdir(parents=True)"
+    bob.misfortune(f"{saves}\n    {KILLED.replace('step == 5', 'step == 1')}")
+    assert does(BOB, bob.train) == "ended with -9"
+    assert does(ALICE, alice.train) is None
+    assert alice.attempts == [(0, "interrupted", "lost"), (0, "completed", None)]
+
+
+def test_an_attempt_that_is_closed_to_a_colleague_is_named_before_training_with_one_command_that_is_enough(users):
+    alice, bob = users
+    bob.misfortune(KILLED)
+    assert does(BOB, bob.train) == "ended with -9"
+    place = bob.store.path.resolve()
+    for path in (place / "attempts" / "01" / "steps.jsonl", place / "checkpoints" / "iter_0000004" / "__0_0.distcp"):
+        path.chmod(0o600)  # as an earlier version left them
+    said = does(ALICE, lambda: call(alice))
+    assert f"user {BOB} and group {GROUP}, with mode -rw-------: {BOB} can call chmod -R g+rwX {place}\n" in f"{said}\n"
+    assert not bob.store.attempt(2).path.exists()
+    assert does(BOB, lambda: os.system(f"chmod -R g+rwX {place}") and None) is None
+    assert does(ALICE, alice.train) is None
+
+
+def test_a_folder_in_which_ranks_may_not_save_is_named_before_training(users):
+    alice, bob = users
+    bob.misfortune(KILLED)
+    assert does(BOB, bob.train) == "ended with -9"
+    saved = bob.store.checkpoints.resolve()
+    saved.chmod(0o2750)
+    said = does(ALICE, lambda: call(alice))
+    assert f"{bob.store.checkpoints.name}: Permission denied: give this user the right to it" in said
+    assert f"with mode drwxr-s---: {BOB} can call chmod -R g+rwX {saved.parent}" in said
+    assert alice.attempts == [(0, "interrupted", "lost")] and not bob.store.attempt(2).path.exists()
+
+
+def test_a_rank_that_may_not_use_a_file_is_not_started_again(users):
+    alice, bob = users
+    secret = alice.folder.path.parents[3] / "secret"
+    secret.touch(0o600)
+    bob.misfortune(f"step == 3 and open({str(secret)!r})")
+    said = does(ALICE, alice.train)
+    assert f"no permission: {secret}: Permission denied: give this user the right to it, and call again" in said
+    assert "It belongs to user root and group root, with mode -rw-------, in which this user isn't" in said
+    assert alice.attempts == [(0, "failed", "no_permission")]
 
 
 def test_a_call_on_a_finished_run_changes_none_of_its_files(users):

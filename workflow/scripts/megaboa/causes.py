@@ -192,6 +192,8 @@ CAUSES: dict[str, End] = {
         second_hand=True,
         may_lack_evidence=True,
     ),
+    # a rank may not use a file: trying again changes nothing
+    "no_permission": End("lack of permission", "stop", "permission"),
     # a job with a higher priority takes the nodes
     "preempted": End("preemption", "requeue", "preemption", free=True, interrupts=True),
     # the job's wall time is used up

@@ -7,6 +7,8 @@ import errno
 import grp
 import os
 import pwd
+import re
+import shlex
 import stat
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +20,7 @@ NO_ROOM = {
     errno.EDQUOT: "the quota is used up",
     errno.EFBIG: "files may not be that large here (`ulimit -f`)",
 }
+_PAYLOAD = re.compile("[0-9a-f]{12}")  # the last part of a payload's path in a store (`store.folder`)
 
 
 class InputError(Exception):
@@ -86,17 +89,22 @@ def forbidden(error: PermissionError) -> str:
 
 
 def remedy(place: Path) -> str:
-    """Whose a file or folder is, and the command with which its owner lets a group use it; empty if unknown."""
+    """Whose a file or folder is, and the command with which its owner lets a group use it; empty if unknown.
+
+    The command is about the whole payload that it belongs to, such as a run: one is enough.
+    """
     try:
         found = place.stat()
     except OSError:
         return ""
     owner, group = _name(pwd.getpwuid, found.st_uid), _name(grp.getgrgid, found.st_gid)
     whose = f". It belongs to user {owner} and group {group}, with mode {stat.filemode(found.st_mode)}"
+    within = place.resolve()
+    whole = shlex.quote(str(next((one for one in (within, *within.parents) if _PAYLOAD.fullmatch(one.name)), within)))
     if found.st_uid == os.geteuid():
-        return f"{whose}: chmod -R u+rwX {place}"
+        return f"{whose}: chmod -R u+rwX {whole}"
     if found.st_gid in (os.getegid(), *os.getgroups()):
-        return f"{whose}: {owner} can call chmod -R g+rwX {place}"
+        return f"{whose}: {owner} can call chmod -R g+rwX {whole}"
     return f"{whose}, in which this user isn't"
 
 

@@ -55,6 +55,7 @@ class StepWriter(Callback):
     def __init__(self, path: Path, reached: Mapping[str, float] | None = None):
         """`reached`: earlier phases that this process has completed, with their times."""
         self._stream = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        files.share(path)
         self._started = self._evaluation_started = 0.0
         self._lr: float | None = None
         for phase, when in (reached or {}).items():

@@ -253,6 +253,10 @@ def quota(case: Case) -> list[str]:
     ]
 
 
+def permission(case: Case) -> list[str]:
+    return [f"let the owner give the right; the same command then {_begins(case)}"]
+
+
 def hub(case: Case) -> list[str]:
     return [
         "accept the model's licence on its page, then set HF_TOKEN where Snakemake is called",
@@ -296,7 +300,7 @@ ADVICE: dict[str, Callable[[Case], list[str]]] = {
     one.__name__: one
     for one in (
         *(gpu_memory, host_memory, nan, divergence, hang, communication, network, checkpoint, data, config),
-        *(import_error, no_kernels, node, preemption, time_limit, disk_full, quota, hub, kernel_fault),
+        *(import_error, no_kernels, node, preemption, time_limit, disk_full, quota, permission, hub, kernel_fault),
         *(cancelled, lost, unknown),
     )
 }

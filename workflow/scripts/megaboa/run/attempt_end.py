@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from dataclasses import replace
 
-from megaboa import files
 from megaboa.causes import CAUSES, Action
 from megaboa.records import AttemptEnd, Outcome, Step, read_steps
 from megaboa.run import (
@@ -16,6 +15,7 @@ from megaboa.run import (
     inputs,
     ledger,
     node_memory,
+    shared_store,
     stragglers,
     trusted_copies,
 )
@@ -24,7 +24,7 @@ from megaboa.run.failures import Failure
 from megaboa.run.patience import full
 from megaboa.run.watch import Watched
 from megaboa.scheduler.registry import cluster
-from megaboa.store_paths import AttemptFolder, RunStore
+from megaboa.store_paths import AttemptFolder
 
 
 def cause_of(call: Call, target: AttemptFolder, watched: Watched, started: float) -> Failure:
@@ -35,6 +35,8 @@ def cause_of(call: Call, target: AttemptFolder, watched: Watched, started: float
     failure = _why(call, target, watched, started)
     if failure.cause == "config" and (gone := inputs.removed(call.folder)):
         return Failure(failure.cause, gone, failure.rank)
+    if denied := failures.denied(failure):
+        return denied
     if CAUSES[failure.cause].may_lack_evidence and (said := full(target.path)):
         return Failure("disk_full", f"{said}; {failure.evidence}", failure.rank)
     return failure
@@ -124,20 +126,8 @@ def close(
         start = ledger.starts(call.entries)[-1]
         mine = [node for node in failure.nodes if node in (*start.nodes, *start.spares)]  # a log may name any node
         node_memory.remember(call.folder, dict.fromkeys(mine, failure.evidence), what, number)
-    share_with_group(call.payload, call.payload.attempt(number))
+    shared_store.give(call.payload, call.payload.attempt(number))
     ledger.append(call.payload.ledger, replace(end, action=action, detail=str(failure) if failure else detail))
-
-
-def share_with_group(payload: RunStore, target: AttemptFolder) -> None:
-    """Give what ranks and schedulers have written to the group that shares the store.
-
-    Complete checkpoints have it already (`checkpoints.mark_complete`), and may be many files.
-    """
-    with contextlib.suppress(OSError):
-        for path in (*payload.path.iterdir(), *payload.checkpoints.glob("*")):
-            files.share(path)
-    for folder in (target.path, payload.index_cache):
-        files.share_all(folder)
 
 
 def end_of(call: Call, number: int, outcome: Outcome, failure: Failure | None) -> AttemptEnd:

@@ -237,6 +237,8 @@ def keeper(
         if time.monotonic() - looked < LOOK_SECONDS or (worker and worker.is_alive()):
             return
         looked = time.monotonic()
+        for _, path in _folders(checkpoints):
+            share(path)  # one whose save is cut off is looked into by whoever resumes
         gone = retire(checkpoints, keep_last, keep_every, verify)
         unread = _newest_unread(checkpoints) if verify else 0
         if gone or unread:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import signal
 from collections.abc import Container, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from megaboa.causes import CAUSES, EXCEPTION, INTERRUPT, RANK, Cause, Failure
+from megaboa.errors import forbidden
 from megaboa.image.tools import plain, why_not_started
 from megaboa.scheduler.ranks import STARTS, Ended
 from megaboa.store_paths import AttemptFolder
@@ -31,6 +34,7 @@ _SECOND_HAND = (
     *map(re.compile, (r"[Bb]roken ?[Pp]ipe", r"\bEOFError\b", r"DataLoader worker .* killed by signal: Terminated")),
 )
 _LAST_EXCEPTION = re.compile(rf"(?:{EXCEPTION}|{INTERRUPT}).*$", re.MULTILINE)
+_DENIED = re.compile(rf"PermissionError: \[Errno {errno.EACCES}\] .*?: '(.+?)'")
 
 
 def classify(ended: Ended, logs: Mapping[int | None, str], steps: int, resumed_from: int = 0) -> Failure:
@@ -77,6 +81,17 @@ def _of_its_own(logs: Mapping[int | None, str], order: Iterable[int | None]) -> 
         if raised and not any(pattern.search(said) for pattern in _SECOND_HAND):
             return Failure("crash", raised[-1].strip()[:EVIDENCE_LENGTH], rank)
     return None
+
+
+def denied(failure: Failure) -> Failure | None:
+    """The same failure, if a rank's last exception is that it may not use a file: whose that is, and the remedy."""
+    found = _DENIED.search(failure.evidence) if failure.cause in ("crash", "config") else None
+    if found is None:
+        return None
+    error = PermissionError(errno.EACCES, os.strerror(errno.EACCES), found[1])
+    # In a container, a folder may have another path than here.
+    here = os.access(Path(found[1]).parent, os.F_OK)
+    return Failure("no_permission", forbidden(error) if here else failure.evidence, failure.rank)
 
 
 class Tails(Mapping[int | None, str]):

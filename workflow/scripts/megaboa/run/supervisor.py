@@ -49,6 +49,7 @@ from megaboa.run import (
     progress,
     recipe_code,
     recovery,
+    shared_store,
     trusted_copies,
     unfinished,
     verification,
@@ -236,6 +237,7 @@ def _attempt(call: Call) -> None:
     follow."""
     folder, payload = call.folder, call.payload
     call.patiently(lambda: recipe_code.check(folder))
+    call.patiently(lambda: shared_store.take(payload, own_index=not folder.index))
     number = ledger.next_attempt(payload)
     target = payload.attempt(number)
     call.patiently(lambda: files.make_folder(target.ends))
@@ -263,7 +265,9 @@ def _attempt(call: Call) -> None:
 
     def start_ranks() -> tuple[Watch, Ranks]:
         watch = watch_of(call, target, stand_by, reading)
-        return watch, call.site.start(command, folder.run.world_size, target.path, environment)
+        ranks = call.site.start(command, folder.run.world_size, target.path, environment)
+        shared_store.give(payload, target)  # their logs
+        return watch, ranks
 
     try:
         # A stopped attempt was examined when it stopped.

@@ -19,7 +19,7 @@ from typing import Any
 from megaboa.causes import CAUSES, Cause
 from megaboa.launch import networks
 from megaboa.records import Found, LeftOut, LossSpike, Step, read
-from megaboa.run import checkpoints, ledger, progress, recovery
+from megaboa.run import checkpoints, ledger, progress, recovery, shared_store
 from megaboa.run.announce import progress_reporter
 from megaboa.run.call import Call
 from megaboa.run.command import checks_network
@@ -174,7 +174,7 @@ def watch_of(
     keep = checkpoints.keeper(call.payload.checkpoints, call.resumption.verifies, **call.resumption.retention)
 
     taken, slow = TakenNetwork(call, target), Stragglers(call, target)
-    written, since = None, time.monotonic()
+    written, since, given = None, time.monotonic(), False
 
     def silence() -> tuple[float, float]:
         """Measured by this process's own clock, because the file server's may differ."""
@@ -187,9 +187,13 @@ def watch_of(
         return time.monotonic() - since, 60 * minutes
 
     def each_poll() -> None:
+        nonlocal given
         report()
         if written is not None and progress.has_steps(target):  # no rank needs the processors to start any more
             stand_by()
+            if not given:  # ranks have made their files
+                shared_store.give(call.payload, target)
+                given = True
         keep()
 
     return Watch(
