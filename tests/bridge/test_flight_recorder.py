@@ -1,10 +1,14 @@
 """megaboa.bridge.flight: one dump of what torch's recorders of NCCL and of other backends hold."""
 
 import pickle
+import sys
+from types import SimpleNamespace
 
 import pytest
 
+from megaboa.bridge import flight
 from megaboa.bridge.flight import OTHER, WANTED, _last, merged
+from megaboa.files import read_json
 from megaboa.run.flight import dump_of, judge
 
 
@@ -42,6 +46,17 @@ def test_the_call_that_hangs_is_kept_however_many_wait_behind_it(ended, first, l
     for entry in dump["entries"][: ended if by_state else 0]:
         entry["state"] = "completed"
     assert [entry["collective_seq_id"] for entry in _last(dump)] == list(range(first, last + 1))
+
+
+def test_a_dump_that_does_not_fit_on_the_disk_leaves_no_file(small_disk, monkeypatch):
+    disk = small_disk(1)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace())
+    monkeypatch.setenv(flight.PREFIX, str(disk / "flight-rank-"))
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setattr(flight, "_dump", lambda also_nccl: {"stack": ["x" * (2 << 20)]})
+    assert flight.write() is None and list(disk.iterdir()) == []
+    monkeypatch.setattr(flight, "_dump", lambda also_nccl: {"stack": ["x"]})
+    assert flight.write() == {"stack": ["x"]} == read_json(disk / "flight-rank-0.json")
 
 
 def test_torch_has_both_recorders():

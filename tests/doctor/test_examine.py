@@ -215,6 +215,11 @@ def test_advice_has_the_values_of_the_run():
     saving = facts(gbs=64)
     saving = dataclasses.replace(saving, training=dataclasses.replace(saving.training, iters=100, save_interval=10))
     assert "one takes 10.8 GB, 10 lie there at one time" in troubles.advice("disk_full", troubles.Case(facts=saving))[0]
+    case = troubles.Case(facts=saving, checkpoint_bytes=11_000_000_000)
+    assert "one takes 11 GB, 10 lie there at one time" in troubles.advice("disk_full", case)[0], "as measured"
+    few = dataclasses.replace(saving, training=dataclasses.replace(saving.training, save_interval=50))
+    case = dataclasses.replace(case, facts=few)
+    assert troubles.advice("disk_full", case)[0] == "free some space: the run keeps 2 checkpoints of 11 GB"
 
 
 def failed_by(results, cause, detail):

@@ -18,6 +18,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+from megaboa import files
 from megaboa.run.flight import ended_by_group, has_ended
 from megaboa.scheduler.ranks import STACKS_SIGNAL
 
@@ -68,9 +69,7 @@ def write(before: dict[str, Any] | None = None, also_nccl: bool = True) -> dict[
         dump = _dump(also_nccl)
         if before:
             dump["moved"] = _states(dump) != _states(before)
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text(json.dumps(dump), encoding="utf-8")
-        temporary.replace(path)
+        files.write_bytes(path, json.dumps(dump).encode(), durable=False)
         return dump
     except Exception as error:
         print(f"the flight recorder's dump could not be written: {error!r}", file=sys.stderr, flush=True)

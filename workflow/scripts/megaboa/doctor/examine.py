@@ -213,6 +213,7 @@ def _of_failure(folder: RunFolder, store: RunStore, end: AttemptEnd, facts: Fact
     inside = read_if_there(PreflightInImage, results.preflight_in_image) if launch.image else None
     case = troubles.Case(
         facts=facts,
+        checkpoint_bytes=max(checkpoints.sizes(store.checkpoints).values(), default=None),
         evidence=found.evidence,
         iteration=end.iteration,
         save_interval=launch.checkpoint.get("save_interval"),

@@ -33,6 +33,7 @@ NETWORK = "|".join(
 GPU_MEMORY = "|".join(GPU_OUT_OF_MEMORY)
 NO_KERNELS = r"no kernel image is available for execution|device kernel image is invalid"
 QUOTA = r"[Qq]uota exceeded"
+KEPT = 2  # checkpoints, where there is little room
 AVOID = "resources.slurm_extra: --exclude=NODE"
 MOST, LENGTH = 3, 300  # number of lines of evidence, characters per line
 OURS = "error: "
@@ -89,6 +90,7 @@ class Case:
     facts: Facts | None = None
     evidence: tuple[str, ...] = ()
     iteration: int = 0
+    checkpoint_bytes: int | None = None  # of the largest one on disk
     save_interval: int | None = None
     lr: float | None = None
     python: str | None = None  # of its ranks
@@ -238,12 +240,12 @@ def time_limit(case: Case) -> list[str]:
 def disk_full(case: Case) -> list[str]:
     f = case.facts
     found = costs.of_run(f) if f is not None else None
-    size = found and formats.size(found.checkpoint_bytes)
+    size = formats.size(case.checkpoint_bytes or found.checkpoint_bytes) if found else ""
     room = f": one takes {size}, {found.checkpoints} lie there at one time" if found else ""
-    return [
-        f"checkpoint.keep_last: 2 keeps only the newest checkpoints{room}",
-        "`store:` may name a larger file system",
-    ]
+    free = f"checkpoint.keep_last: {KEPT} keeps only the newest checkpoints{room}"
+    if found and found.checkpoints <= KEPT:
+        free = f"free some space: the run keeps {formats.counted(found.checkpoints, 'checkpoint')} of {size}"
+    return [free, "`store:` may name a larger file system"]
 
 
 def quota(case: Case) -> list[str]:
