@@ -11,6 +11,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from pretended_run import LAST, Run
@@ -19,7 +20,7 @@ from megaboa import files
 from megaboa.image.runtimes import NO_CONTAINER
 from megaboa.paths import RunFolder
 from megaboa.records import Code, Image, read_ledger
-from megaboa.run import checkpoints, command, identity, ledger, patience, progress, supervisor
+from megaboa.run import attempt_end, checkpoints, command, identity, ledger, patience, progress, supervisor
 from megaboa.run import site as sites
 from megaboa.run.call import Interrupted, TrainingFailed
 from megaboa.run.inputs import UnusableInputError
@@ -333,6 +334,52 @@ def test_a_file_system_that_does_not_come_back_ends_the_wait(monkeypatch):
     assert len(said) == 1
 
 
+SAVE_FAILED = "ERROR:core:Local worker 0 encountered an error: [Errno 28] No space left on device"
+
+
+def test_after_a_full_disk_nothing_is_trained_before_a_checkpoint_fits(run, monkeypatch):
+    free = iter([100, 100, 100])
+    monkeypatch.setattr(patience.shutil, "disk_usage", lambda path: SimpleNamespace(free=next(free, 1 << 40)))
+    monkeypatch.setattr(patience, "AGAIN_SECONDS", 0.0)
+    run.misfortune(f"attempt == 1 and step == 3 and sys.exit({SAVE_FAILED!r})")
+    assert run.train().iteration == LAST
+    assert run.attempts == [(0, "failed", "disk_full"), (2, "completed", None)]
+    lack = "100 B free, a checkpoint needs 210 B"
+    assert f"attempt 1 ended at step 3: disk full: {lack} ([Errno 28] No space left on device)" in logged(run)
+    waits = f"waits for the file system, for 10 minutes at most: [Errno 28] No space left on device: {lack}"
+    assert logged(run).count(waits) == 1
+
+
+def test_while_no_checkpoint_fits_neither_this_call_nor_the_next_one_trains(run, monkeypatch):
+    monkeypatch.setattr(patience.shutil, "disk_usage", lambda path: SimpleNamespace(free=100))
+    monkeypatch.setattr(patience, "AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(patience, "PATIENCE_SECONDS", 0.1)
+    run.misfortune(f"attempt == 1 and step == 3 and sys.exit({SAVE_FAILED!r})")
+    for _ in range(2):
+        with pytest.raises(OSError, match="100 B free, a checkpoint needs 210 B"):
+            run.train()
+        assert run.attempts == [(0, "failed", "disk_full")]
+        assert (run.entries[-1].event, run.entries[-1].cause) == ("gave_up", "disk_full")
+
+
+def test_a_pause_is_announced_with_its_reason(run):
+    run.launch(backoff_seconds=0.6)
+    run.misfortune(f"attempt < 3 and step == 3 and sys.exit({SAVE_FAILED!r})")
+    assert run.train().iteration == LAST
+    said = "ended at step 3: disk full: [Errno 28] No space left on device"
+    assert [line for line in logged(run) if "ended" in line] == [
+        f"attempt 1 {said}",
+        f"attempt 2 {said}; trying again in 1 s",
+    ]
+
+
+def test_what_a_full_disk_does_to_a_save_is_no_reason(run, monkeypatch):
+    monkeypatch.setattr(attempt_end, "full", lambda folder: "[Errno 28] No space left on device")
+    run.misfortune("attempt == 1 and step == 3 and sys.exit('RuntimeError: Worker failure: An error is caught')")
+    run.train()
+    assert ledger.ends(run.entries)[0].detail == "disk full: [Errno 28] No space left on device"
+
+
 def test_ranks_that_cannot_write_why_they_failed_failed_for_want_of_room(run, monkeypatch):
     real = files.write_bytes
 
@@ -362,6 +409,7 @@ def test_a_supervisor_that_is_killed_alone_goes_on_by_itself(run):
     again = f"""
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from megaboa.paths import RunFolder
 from megaboa.run import command, lives, supervisor
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from dataclasses import replace
 
 from megaboa.causes import CAUSES, Action
@@ -21,10 +22,13 @@ from megaboa.run import (
 )
 from megaboa.run.call import Call
 from megaboa.run.failures import Failure
-from megaboa.run.patience import full
+from megaboa.run.patience import full, lack_of_room
 from megaboa.run.watch import Watched
 from megaboa.scheduler.registry import cluster
 from megaboa.store_paths import AttemptFolder
+
+# What megatron-core says of a full disk before and after the system's own words.
+_FAILED_SAVE = re.compile(r"^.*encountered an error: (?=\[Errno)|; (?:Traceback|RuntimeError: Worker failure).*$")
 
 
 def cause_of(call: Call, target: AttemptFolder, watched: Watched, started: float) -> Failure:
@@ -38,8 +42,17 @@ def cause_of(call: Call, target: AttemptFolder, watched: Watched, started: float
     if denied := failures.denied(failure):
         return denied
     if CAUSES[failure.cause].may_lack_evidence and (said := full(target.path)):
-        return Failure("disk_full", f"{said}; {failure.evidence}", failure.rank)
-    return failure
+        failure = Failure("disk_full", f"{said}; {failure.evidence}", failure.rank)
+    return _of_the_disk(call, failure) if failure.cause == "disk_full" else failure
+
+
+def _of_the_disk(call: Call, failure: Failure) -> Failure:
+    """A full disk without what it has led to in a save, and with the room that is missing."""
+    said = _FAILED_SAVE.sub("", failure.evidence)
+    with contextlib.suppress(OSError):
+        if lack := lack_of_room(call.payload):
+            said = f"{lack} ({said})"
+    return replace(failure, evidence=said)
 
 
 def _why(call: Call, target: AttemptFolder, watched: Watched, started: float) -> Failure:

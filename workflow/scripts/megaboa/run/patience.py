@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from megaboa import files
+from megaboa.formats import size
+from megaboa.run import checkpoints
+from megaboa.store_paths import RunStore
 
 PATIENCE_SECONDS, AGAIN_SECONDS = 600.0, 5.0
 STILL_FAILED = f"the file system still failed after {PATIENCE_SECONDS / 60:.0f} minutes"
@@ -40,6 +44,18 @@ def patiently[Result](do: Callable[[], Result], say: Callable[[str], None] = lam
 def may_pass(error: OSError) -> bool:
     """Whether a repetition may succeed later."""
     return error.errno is not None and error.errno not in LASTING
+
+
+def lack_of_room(payload: RunStore) -> str | None:
+    """What is free on a run's disk, if a checkpoint as large as those so far doesn't fit: None if it does, or no size
+    is known.
+
+    What interrupted saves have left is removed first.
+    """
+    checkpoints.hide_unfinished(payload.checkpoints)
+    checkpoints.delete_retired(payload.checkpoints)
+    needed, free = max(checkpoints.sizes(payload.checkpoints).values(), default=0), shutil.disk_usage(payload.path).free
+    return f"{size(free)} free, a checkpoint needs {size(needed)}" if free < needed else None
 
 
 def full(folder: Path) -> str | None:

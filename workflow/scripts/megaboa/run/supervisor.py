@@ -7,6 +7,7 @@ the store, and its next life continues from there.
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import os
 import socket
@@ -80,7 +81,7 @@ from megaboa.run.inputs import (
     removed,
 )
 from megaboa.run.lives import Signals
-from megaboa.run.patience import FULL, STILL_FAILED, may_pass, patiently
+from megaboa.run.patience import FULL, STILL_FAILED, lack_of_room, may_pass, patiently
 from megaboa.run.resume import Beginning
 from megaboa.run.watch import Watch, Watched, leave_out, watch_of
 from megaboa.scheduler.answers import UnreachableError
@@ -238,10 +239,11 @@ def _attempt(call: Call) -> None:
     folder, payload = call.folder, call.payload
     call.patiently(lambda: recipe_code.check(folder))
     call.patiently(lambda: shared_store.take(payload, own_index=not folder.index))
+    call.patiently(lambda: checkpoints.hide_unfinished(payload.checkpoints))
+    call.patiently(lambda: _require_room(call))
     number = ledger.next_attempt(payload)
     target = payload.attempt(number)
     call.patiently(lambda: files.make_folder(target.ends))
-    call.patiently(lambda: checkpoints.hide_unfinished(payload.checkpoints))
     threading.Thread(target=checkpoints.delete_retired, args=[payload.checkpoints]).start()  # joined at exit
     _share_image(call, target)
     took = Stopwatch()
@@ -291,6 +293,14 @@ def _attempt(call: Call) -> None:
         call.say(progress.describe(progress.read_progress(payload.path)))
         return
     _act(call, number, target, watched, attempt_end.cause_of(call, target, watched, started))
+
+
+def _require_room(call: Call) -> None:
+    """After a full disk: raise OSError while a checkpoint doesn't fit, as what is trained then is lost."""
+    heed_signals(call)
+    before = ledger.ends(call.entries)
+    if before and before[-1].cause == "disk_full" and (lack := lack_of_room(call.payload)):
+        raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: {lack}")
 
 
 def _record_start(
@@ -412,7 +422,8 @@ def _act(call: Call, number: int, target: AttemptFolder, watched: Watched, failu
     attempt_end.close(call, number, outcome, shown, decision.action)
     where = f"at step {end.last_step or end.iteration}"
     if decision.action == "resume":
-        call.say(f"attempt {number} ended {where}: {failure}")
+        again = f"; trying again in {decision.pause:.0f} s" if decision.pause else ""
+        call.say(f"attempt {number} ended {where}: {failure}{again}")
         _pause(call, decision.pause)
         if replaceable:  # also after a hang, where the node may be innocent: a spare costs nothing
             if not take_spares(call, bad):  # a spare has failed too
