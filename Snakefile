@@ -26,7 +26,7 @@ include: "workflow/rules/tune.smk"
 rule all:
     default_target: True
     input:
-        "<experiment>/plan.tsv",
+        planned.unchanged("plan.tsv"),
         "<experiment>/report/index.html",
         # Named here too, because Snakemake doesn't make a missing input for a newer output.
         lambda wildcards: SHARED.manifests,

@@ -156,6 +156,7 @@ def test_a_capture_that_fails_says_so_as_other_jobs_do(tmp_path, monkeypatch):
         ),
         (PermissionError(13, "Permission denied", "{0}/.new.tmp"), "error: {0}: Permission denied: give this"),
         (PermissionError(1, "Operation not permitted"), "error: [Errno 1] Operation not permitted"),
+        (OSError(28, "No space left on device"), "error: the disk is full. Free some space, and call again"),
     ],
 )
 def test_what_a_user_can_mend_is_one_sentence(tmp_path, error, said):
@@ -165,6 +166,19 @@ def test_what_a_user_can_mend_is_one_sentence(tmp_path, error, said):
     with pytest.raises(SystemExit) as ended, one_sentence():
         raise error
     assert str(ended.value).startswith(said.format(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["report", "bundle", "compare-tensors", "summarize"])
+def test_a_full_disk_ends_a_job_with_one_sentence(monkeypatch, name):
+    def full(words):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("megaboa.__main__.call", full)
+    with pytest.raises(SystemExit) as ended:
+        main([name, "--out", "results/my/made"])
+    assert str(ended.value) == (
+        "error: making results/my/made: the disk is full; no partial file was kept. Free some space, and call again"
+    )
 
 
 def test_ctrl_c_ends_a_command_without_a_traceback_and_a_job_says_so_in_its_log(monkeypatch, capsys):

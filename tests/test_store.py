@@ -88,12 +88,15 @@ def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch, locks):
 
 def test_in_an_archive_a_look_needs_no_lock_and_a_call_is_refused(tmp_path):
     (tmp_path / "results" / "my").mkdir(parents=True)
-    (tmp_path / "results" / "my").chmod(0o555)
+    for folder in (tmp_path / "results" / "my", tmp_path / "results"):
+        folder.chmod(0o555)
     with as_ordinary_user(tmp_path):
         assert lock.claim_experiment(tmp_path / "results" / "my", looks=True) is False
         assert not lock.is_elsewhere()
         with pytest.raises(InputError, match="results/my: Permission denied: this call writes there: give this user"):
             lock.claim_experiment(tmp_path / "results" / "my")
+        with pytest.raises(InputError, match=r"/results: Permission denied: this .*\. It belongs to user "):
+            lock.claim_experiment(tmp_path / "results" / "another")
 
 
 BUILDER = """

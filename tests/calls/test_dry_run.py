@@ -1,9 +1,15 @@
 """megaboa.calls.dry_run: why a job would run."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from ordinary_user import as_ordinary_user
+from snakemake.io import IOCache
+from snakemake.persistence import MetadataRecord
+from snakemake.persistence.file import FilePersistence
 
+from megaboa.calls import dry_run
 from megaboa.calls.dry_run import reason
 
 NO_REASON = {
@@ -93,3 +99,33 @@ def test_what_the_user_did_not_force_is_not_called_forced(asked, targets, rules,
         forcerules=rules,
     )
     assert reason(dag, SimpleNamespace(rule="train", output=["x/train.json"])) == said
+
+
+SETTINGS = SimpleNamespace(max_checksum_file_size=0)
+DAG = SimpleNamespace(workflow=SimpleNamespace(iocache=IOCache(1), dag_settings=SETTINGS))
+
+
+@pytest.fixture
+def planning(monkeypatch):
+    for name in ("__init__", "save_iocache"):
+        monkeypatch.setattr(FilePersistence, name, getattr(FilePersistence, name))  # and puts it back
+    dry_run.with_or_without_writing()
+
+
+def test_snakemake_plans_in_a_folder_where_it_cannot_write(planning, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    FilePersistence()._write_record("results/a.json", MetadataRecord(rule="made"))  # by its owner
+    Path(".snakemake", "iocache").rmdir()
+    for place in (Path(".snakemake"), tmp_path):
+        place.chmod(0o555)
+    with as_ordinary_user(tmp_path):
+        looking = FilePersistence(dag=DAG, path=None)
+        looking.save_iocache()
+        assert not looking.path.is_relative_to(tmp_path) and looking._read_record("results/a.json").rule == "made"
+
+
+def test_snakemake_plans_on_a_full_disk(planning, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path(".snakemake/iocache").mkdir(parents=True)
+    Path(".snakemake/iocache/latest.pkl").symlink_to("/dev/full")
+    FilePersistence(dag=DAG).save_iocache()

@@ -1,9 +1,11 @@
 """What a call writes: a dry run touches nothing that a job reads."""
 
+import errno
 from pathlib import Path
 
 import pytest
 
+from megaboa import files
 from megaboa.calls.configuration import looks_only
 from megaboa.calls.plan_files import write_plan
 from megaboa.files import read_json
@@ -58,6 +60,26 @@ def test_the_preview_of_an_archive_lies_elsewhere(plan_of, results, tmp_path, mo
     assert changed.parts[-4].startswith("megaboa-preview-") and changed.is_relative_to(tmp_path)
     assert read_json(changed)["training"]["train_iters"] == 20 and contents(results) == before
     assert capsys.readouterr().err.rstrip().endswith("files differ from the last call's")
+
+
+def test_the_preview_on_a_full_disk_lies_elsewhere(plan_of, results, tmp_path, monkeypatch):
+    write(plan_of(training__train_iters=10), results, tmp_path, looks=False)
+    write_bytes = files.write_bytes
+
+    def full(path, data, **options):
+        if path.is_relative_to(results):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write_bytes(path, data, **options)
+
+    monkeypatch.setattr(files, "write_bytes", full)
+    preview, _ = write(plan_of(training__train_iters=20), results, tmp_path, looks=True)
+    changed = Path(preview[str(results / "small/runs/run/run.json")])
+    assert not changed.is_relative_to(results) and read_json(changed)["training"]["train_iters"] == 20
+
+
+def test_nothing_differs_from_the_last_call_where_there_was_none(plan_of, results, tmp_path, capsys):
+    preview, _ = write(plan_of(), results, tmp_path, looks=True, mine=False)
+    assert str(results / "small" / "plan.tsv") in preview and capsys.readouterr().err == ""
 
 
 def test_a_call_writes_the_plan_and_forgets_what_was_looked_at(plan_of, results, tmp_path):

@@ -98,3 +98,10 @@ def test_files_of_a_dry_run_lie_elsewhere():
     wildcards = {"run": "a"}
     assert looked("runs/{run}/run.json")(wildcards) == "results/e/preview/runs/a/run.json"
     assert looked("runs/{run}/run.json")({"run": "b"}) == "results/e/runs/b/run.json"
+
+
+def test_an_input_of_a_dry_run_that_is_no_reason_is_the_last_calls_if_it_has_one(tmp_path):
+    results, preview = tmp_path / "e", {str(tmp_path / "e" / "plan.tsv"): "elsewhere/plan.tsv"}
+    assert Planned(str(results), preview).unchanged("plan.tsv") == "elsewhere/plan.tsv"
+    write_json(results / "plan.tsv", {})
+    assert Planned(str(results), preview).unchanged("plan.tsv") == str(results / "plan.tsv")

@@ -15,6 +15,8 @@ from megaboa.run import submitted
 
 SUBMITS = workflow.exec_mode == ExecMode.DEFAULT  # otherwise Snakemake runs in a job
 beginning.prepare_process(workflow.output_settings.dryrun)
+if workflow.output_settings.dryrun:
+    dry_run.with_or_without_writing()
 JobScheduler.exit_gracefully = beginning.in_a_thread(JobScheduler.exit_gracefully)
 # To an exception Snakemake would add a file and a line of this code, as if it were to blame.
 with one_sentence():
@@ -48,7 +50,7 @@ PREVIEW = {}  # in a dry run: the files that a call would change, and where they
 
 if SUBMITS:  # jobs read these files and never write them
     LOOKS = configuration.looks_only(workflow.output_settings.dryrun, sys.argv)
-    with one_sentence():
+    with one_sentence(RESULTS):
         MINE = lock.claim_experiment(RESULTS, LOOKS)
         PREVIEW, CALL_CONFIG = plan_files.write_plan(
             PLAN, SHARED, CONFIG_FILES, LOOKS, MINE, COMMAND, RESTARTED

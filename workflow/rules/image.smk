@@ -3,7 +3,7 @@
 rule image:
     input:
         spec=planned("specs/image.json"),
-        inside=ancient("<experiment>/specs/inside.json"),
+        inside=ancient(planned.unchanged("specs/inside.json")),
     output:
         "<experiment>/image.json",
     log:

@@ -1,4 +1,4 @@
 # The plan's table and the runs' files are written when the Snakefile is read: `snakemake -n` is enough.
 rule plan:
     input:
-        "<experiment>/plan.tsv",
+        planned.unchanged("plan.tsv"),

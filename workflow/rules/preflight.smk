@@ -3,7 +3,7 @@ rule preflight:
     input:
         SHARED.preflight_inputs,
         order=planned("specs/runs.json"),
-        costs=ancient("<experiment>/specs/costs.json"),
+        costs=ancient(planned.unchanged("specs/costs.json")),
     output:
         "<experiment>/preflight.json",
     log:

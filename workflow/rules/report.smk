@@ -1,7 +1,7 @@
 rule report:
     input:
         # ancient: all that the report shows of the plan is identity or in its settings, not jobs' wall times or sizes.
-        ancient("<experiment>/plan.tsv"),
+        ancient(planned.unchanged("plan.tsv")),
         SHARED.reported,
         # Preflight reads all runs. Below it Snakemake overlooks other reasons where it is `ancient`, for trained runs.
         SHARED.preflights,

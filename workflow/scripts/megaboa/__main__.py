@@ -10,6 +10,7 @@ if not __package__:  # started as a folder: its files aren't modules of their ow
     sys.path[0] = str(Path(sys.path[0]).absolute().parent)
 
 import importlib
+import itertools
 import os
 import signal
 from collections.abc import Callable
@@ -58,8 +59,9 @@ NAMES_OF_JOBS = [name for names in JOBS.values() for name in names]
 
 
 def main(words: list[str]) -> int:
+    out = next((Path(path) for word, path in itertools.pairwise(words) if word == "--out"), None)
     try:
-        with one_sentence():
+        with one_sentence(out):
             code = call(words)
         sys.stdout.flush()
     except BrokenPipeError:  # the reader has gone, as with `| head`; for a job it is an error

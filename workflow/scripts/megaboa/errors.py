@@ -63,29 +63,37 @@ def led_to(error: BaseException) -> Iterator[BaseException]:
 
 
 @contextlib.contextmanager
-def one_sentence(out: Path | None = None) -> Iterator[None]:
-    """End the process with the sentence of an `InputError`, of a file that this user may not use, or of a disk that is
-    full while `out` is made.
+def one_sentence(out: str | Path | None = None) -> Iterator[None]:
+    """End the process with the sentence of an `InputError`, of a file that this user may not use, or of a full disk.
+
+    `out`: the file that is made.
 
     Other exceptions keep their traceback.
     """
-    full = disk_full(f"making {out}", "Free some space, and call again") if out else contextlib.nullcontext()
     try:
-        with full:
-            yield
+        yield
     except InputError as error:
         sys.exit(f"error: {error}")
     except PermissionError as error:
         sys.exit(f"error: {forbidden(error)}")
+    except Exception as error:
+        if (refused := no_room(error)) is None:
+            raise
+        said = f"making {out}: {NO_ROOM[refused]}; no partial file was kept" if out else NO_ROOM[refused]
+        sys.exit(f"error: {said}. Free some space, and call again")
 
 
 def forbidden(error: PermissionError) -> str:
     """The file that this user may not use, or its folder, if it could not be made; of a process only what is said."""
     if error.filename is None:
         return str(error)
-    path = Path(os.fsdecode(error.filename))
-    place = next((there for there in (path, *path.parents) if os.path.lexists(there)), path)
+    place = existing(Path(os.fsdecode(error.filename)))
     return f"{place}: {error.strerror}: give this user the right to it, and call again{remedy(place)}"
+
+
+def existing(path: Path) -> Path:
+    """A path, or the innermost folder above it that is there."""
+    return next((there for there in (path, *path.parents) if os.path.lexists(there)), path)
 
 
 def remedy(place: Path) -> str:

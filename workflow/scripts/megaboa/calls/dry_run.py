@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
+import functools
 import logging
+import os
 import re
+import shutil
+import tempfile
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from megaboa.calls.beginning import asked_for, from_the_future, out_of_reach, outlooks
+from megaboa.calls.snakemake_records import SNAKEMAKE
 from megaboa.formats import some_of
 from megaboa.plan import screen
 from megaboa.plan.resources import JobResources
@@ -54,6 +60,40 @@ def of_an_archive() -> None:
         del job
 
     Job.check_protected_output = allow
+
+
+def with_or_without_writing() -> None:
+    """Let Snakemake plan where it can't write what it remembers: in somebody else's folder, or on a full disk.
+
+    It makes its folders in a dry run too, and saves what it found out about files, for a call with --trust-io-cache.
+    """
+    from snakemake.persistence.file import FilePersistence
+
+    begin, save = FilePersistence.__init__, FilePersistence.save_iocache
+
+    @functools.wraps(begin)
+    def started(self: Any, *arguments: Any, **options: Any) -> None:
+        try:
+            begin(self, *arguments, **options)
+        except OSError:
+            begin(self, *arguments, **{**options, "path": _folder_with_records()})
+
+    @functools.wraps(save)
+    def saved(self: Any) -> None:
+        with contextlib.suppress(OSError):
+            save(self)
+
+    FilePersistence.__init__, FilePersistence.save_iocache = started, saved
+
+
+def _folder_with_records() -> Path:
+    """A temporary folder for Snakemake, with links to its records of earlier calls."""
+    place = Path(tempfile.mkdtemp(prefix="megaboa-plan-"))
+    atexit.register(shutil.rmtree, place, ignore_errors=True)
+    for name in ("metadata", "incomplete"):
+        if os.access(records := SNAKEMAKE.absolute() / name, os.R_OK | os.X_OK):
+            (place / name).symlink_to(records)
+    return place
 
 
 def shows_jobs(workflow: Any) -> bool:

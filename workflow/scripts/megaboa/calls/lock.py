@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import IO
 
 from megaboa.calls import say
-from megaboa.errors import InputError
+from megaboa.errors import InputError, existing, remedy
 from megaboa.store import try_lock
 
 _held: list[IO[str]] = []  # kept open for the life of this process, because they hold locks
@@ -32,18 +33,21 @@ def claim_experiment(results: str | Path, looks: bool = False) -> bool:
             raise
         if looks:
             return False
+        place = existing(Path(results))
+        whose = "" if error.errno == errno.EROFS else remedy(place)
         raise InputError(
-            f"{results}: {error.strerror}: this call writes there: give this user the right to it, or call in a copy; "
-            "`snakemake -n` and `megaboa status` only read"
+            f"{place}: {error.strerror}: this call writes there: give this user the right to it, or call in a copy; "
+            f"`snakemake -n` and `megaboa status` only read{whose}"
         ) from None
     if not try_lock(stream):
         stream.seek(0)
         _holder.append(f"{results} is being worked on by {stream.read().strip()}")
         say(f"{_holder[0]}: its files are left as they are")
         return False
-    stream.truncate(0)
-    stream.write(f"snakemake, process {os.getpid()} on host {socket.gethostname()}")
-    stream.flush()
+    with contextlib.suppress(OSError) if looks else contextlib.nullcontext():  # the disk may be full
+        stream.truncate(0)
+        stream.write(f"snakemake, process {os.getpid()} on host {socket.gethostname()}")
+        stream.flush()
     _held.append(stream)
     return True
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import atexit
 import shutil
 import tempfile
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from megaboa import files
 from megaboa.calls import say, snakemake_records
+from megaboa.errors import no_room
 from megaboa.plan import Plan, in_place, specifications
 from megaboa.plan.shared import Shared
 from megaboa.run import submitted
@@ -35,7 +36,7 @@ def write_plan(
     if looks or mine:
         snakemake_records.check(shared, looks)
     if looks and (shared.paths.was_called or not mine):
-        if differing := write_preview(plan, shared):
+        if (differing := write_preview(plan, shared)) and shared.paths.was_called:
             count = f"{len(differing)} file{'s differ' if len(differing) > 1 else ' differs'}"
             place = Path(next(iter(differing.values()))).is_relative_to(shared.folder)
             say(f"{count} from the last call's{f': this plan lies in {shared.folder / PREVIEW}/' if place else ''}")
@@ -57,17 +58,34 @@ def write_preview(plan: Plan, shared: Shared) -> dict[str, str]:
     change, each with its replacement in the preview.
 
     Snakemake compares files to say which jobs would run. So the files that would change are written to the preview
-    folder, and replace the experiment's in the dry run only. Where the user can't write, the folder is a temporary one.
+    folder, and replace the experiment's in the dry run only. Where the user can't write, or the disk is full, the
+    folder is a temporary one.
     """
     results, preview = shared.folder, shared.folder / PREVIEW
     shutil.rmtree(preview, ignore_errors=True)  # so all files in it are newer than any result
-    if closed(preview):  # an archive, say
-        preview = Path(tempfile.mkdtemp(prefix="megaboa-preview-"))
-        atexit.register(shutil.rmtree, preview, ignore_errors=True)
-    found = {}
+    changed = {}
     for name, text in (*plan.texts(), *specifications.texts(shared)):
         path = results / name
         if not path.exists() or path.read_text(encoding="utf-8") != text:
-            files.write_bytes(preview / name, text.encode(), durable=False)
-            found[str(path)] = str(preview / name)
-    return found
+            changed[name] = text
+    if closed(preview):  # an archive, say
+        preview = _temporary()
+    try:
+        _write(changed, preview)
+    except OSError as error:
+        if no_room(error) is None:
+            raise
+        preview = _temporary()
+        _write(changed, preview)
+    return {str(results / name): str(preview / name) for name in changed}
+
+
+def _temporary() -> Path:
+    place = Path(tempfile.mkdtemp(prefix="megaboa-preview-"))
+    atexit.register(shutil.rmtree, place, ignore_errors=True)
+    return place
+
+
+def _write(texts: Mapping[str, str], folder: Path) -> None:
+    for name, text in texts.items():
+        files.write_bytes(folder / name, text.encode(), durable=False)

@@ -8,7 +8,6 @@ import sys
 from megaboa import commands
 from megaboa.bridge import handover, process
 from megaboa.bridge.quiet import quietly
-from megaboa.errors import one_sentence
 from megaboa.formats import counted
 from megaboa.records import Corpus, CorpusSpec, IndexSpec, Sources, TokenizerSpec, read, write
 
@@ -19,9 +18,8 @@ def train_tokenizer(words: list[str]) -> None:
     handover.to_zygote("cpu")
     from megaboa.data.jobs import make_tokenizer
 
-    with one_sentence(args.out):
-        manifest = make_tokenizer(read(TokenizerSpec, args.spec))
-        write(args.out, manifest)
+    manifest = make_tokenizer(read(TokenizerSpec, args.spec))
+    write(args.out, manifest)
     print(f"tokenizer {manifest.name}: {manifest.vocab_size} tokens, {manifest.path}")
 
 
@@ -35,9 +33,8 @@ def list_sources(words: list[str]) -> None:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     from megaboa.data.jobs import list_sources as listed
 
-    with one_sentence(args.out):
-        listing = listed(read(CorpusSpec, args.spec), args.threads)
-        write(args.out, listing)
+    listing = listed(read(CorpusSpec, args.spec), args.threads)
+    write(args.out, listing)
     size = sum(file.size for file in listing.files)
     print(f"corpus {listing.name}: {counted(len(listing.files), 'file')}, {size / 1e6:,.1f} MB, {listing.folder}")
 
@@ -53,9 +50,8 @@ def tokenize_shard(words: list[str]) -> None:
     os.environ["OPENBLAS_NUM_THREADS"] = "1"  # numpy's would wait for work that never comes
     from megaboa.data.jobs import make_shard
 
-    with one_sentence(args.out):
-        spec, sources = read(CorpusSpec, args.spec), read(Sources, args.sources)
-        write(args.out, make_shard(spec, sources, args.shard, args.shards, args.threads))
+    spec, sources = read(CorpusSpec, args.spec), read(Sources, args.sources)
+    write(args.out, make_shard(spec, sources, args.shard, args.shards, args.threads))
 
 
 def merge_corpus(words: list[str]) -> None:
@@ -65,10 +61,9 @@ def merge_corpus(words: list[str]) -> None:
     args = parser.parse_args(words)
     from megaboa.data.jobs import link_files, merge_shards
 
-    with one_sentence(args.out):
-        manifest = merge_shards(read(CorpusSpec, args.spec), read(Sources, args.sources), args.shards)
-        link_files(manifest, args.out.parent)
-        write(args.out, manifest)
+    manifest = merge_shards(read(CorpusSpec, args.spec), read(Sources, args.sources), args.shards)
+    link_files(manifest, args.out.parent)
+    write(args.out, manifest)
     print(f"corpus {manifest.name}: {counted(manifest.documents, 'document')}, {manifest.tokens:,} tokens")
     if bad := manifest.bad.records:
         print(f"left out, as they can't be used: {bad:,} records, the first of them:")
@@ -86,10 +81,9 @@ def verify_corpus(words: list[str]) -> None:
     from megaboa.bridge.corpus_samples import read_as_training_does
     from megaboa.data.jobs import verify_corpus as verified
 
-    with one_sentence(args.out):
-        given = read(CorpusSpec, args.spec), read(Sources, args.sources), read(Corpus, args.manifest)
-        result = verified(*given, quietly()(read_as_training_does))
-        write(args.out, result)
+    given = read(CorpusSpec, args.spec), read(Sources, args.sources), read(Corpus, args.manifest)
+    result = verified(*given, quietly()(read_as_training_does))
+    write(args.out, result)
     compared = f", {result.compared} documents are those of the source" if result.compared else ""
     print(f"corpus {result.corpus}: its index is sound{compared}")
 
@@ -101,9 +95,8 @@ def build_index(words: list[str]) -> None:
     with quietly():  # from the import on: it is then that loggers take hold of stderr
         process.prepare("cpu")
         from megaboa.bridge.index import make
-    with one_sentence(args.out):
-        manifest = make(read(IndexSpec, args.spec), args.spec.parents[2])
-        write(args.out, manifest)
+    manifest = make(read(IndexSpec, args.spec), args.spec.parents[2])
+    write(args.out, manifest)
     samples = ", ".join(f"{count:,} {split}" for split, count in manifest.samples.items())
     print(f"index {manifest.name}: samples: {samples}; {manifest.cache}")
     for row in manifest.corpora:

@@ -9,7 +9,6 @@ from pathlib import Path
 from megaboa import commands, store
 from megaboa.bridge import handover, process
 from megaboa.conversion import add_image, add_sizes, image_of, layout_of
-from megaboa.errors import one_sentence
 from megaboa.files import write_json
 from megaboa.layout import Layout
 from megaboa.paths import run_of
@@ -79,8 +78,7 @@ def export_model(words: list[str]) -> None:
     from megaboa.report.provenance import commit
 
     source, folder = _there(ModelSource, args.source), run_of(args.out)
-    with one_sentence(args.out):
-        manifest = exported(read(ExportSpec, args.spec), folder, source, commit(), layout)
+    manifest = exported(read(ExportSpec, args.spec), folder, source, commit(), layout)
     if not is_last:
         return
     write(args.out, replace(manifest, **image_of(args)))

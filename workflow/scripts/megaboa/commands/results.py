@@ -8,7 +8,7 @@ from pathlib import Path
 
 from megaboa import commands, records
 from megaboa.bridge import handover
-from megaboa.errors import InputError, one_sentence
+from megaboa.errors import InputError
 from megaboa.files import read_json, write_json
 from megaboa.formats import counted
 from megaboa.paths import ExperimentFolder, RunFolder, run_of
@@ -56,11 +56,10 @@ def export_along(words: list[str]) -> None:
     from megaboa.run import along
 
     folder = RunFolder(args.run)
-    with one_sentence(args.out):
-        spec = records.read_if_there(records.AlongSpec, folder.experiment_folder.specs.of("along", folder.name))
-        if spec is None:
-            raise InputError(f"run {folder.name}: set export.checkpoints (`all`, or `every: N`), and plan it")
-        found = along.export_along(folder, spec, follow=args.follow)
+    spec = records.read_if_there(records.AlongSpec, folder.experiment_folder.specs.of("along", folder.name))
+    if spec is None:
+        raise InputError(f"run {folder.name}: set export.checkpoints (`all`, or `every: N`), and plan it")
+    found = along.export_along(folder, spec, follow=args.follow)
     if args.out:
         records.write(args.out, found)
     for one in found.exports:

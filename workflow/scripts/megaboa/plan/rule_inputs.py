@@ -35,6 +35,10 @@ class Planned:
         path = f"{self.results}/{name}"
         return self.preview.get(path, path)
 
+    def unchanged(self, name: str) -> str:
+        """A file whose changes are no reason to run a job: the last call's, unless there is none."""
+        return path if Path(path := f"{self.results}/{name}").exists() else self.file(name)
+
 
 class Inputs:
     """Inputs of rules, by the names of runs, models and indexes."""
