@@ -192,7 +192,10 @@ def data(case: Case) -> list[str]:
     if case.own_data:
         mount = ", and image.mounts must name their folder" if case.in_image else ""
         return [f"correct the paths in the recipe's config.dataset: every rank must find them under these names{mount}"]
-    return ["delete the corpus's folder in the store and call `snakemake data`: it is made again and verified"]
+    return [
+        "remove the corpus's folder in the store and results/<experiment>/data/<corpus>.json, and call `snakemake "
+        "data`: it is made again and verified"
+    ]
 
 
 def config(case: Case) -> list[str]:
@@ -217,7 +220,7 @@ def import_error(case: Case) -> list[str]:
 
 
 def no_kernels(case: Case) -> list[str]:
-    where = "the image (image.base)" if case.in_image else case.python or "python"
+    where = "the image (image.path, or the base of image.build)" if case.in_image else case.python or "python"
     return [
         f"a package in {where} was built for other GPUs: PyTorch's are those of "
         "python -c 'import torch; print(torch.cuda.get_arch_list())'; Transformer Engine and others have their own"
