@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
+from itertools import accumulate, pairwise
+from pathlib import Path
 
-from megaboa.records import Tree
+from megaboa.formats import some_of
+from megaboa.records import Corpus, Tree
 
 SPLITS = ("train", "valid", "test")  # Megatron's names and order
 
@@ -50,6 +54,41 @@ def validation_sets(data: Tree) -> dict[str, Blend]:
 def is_held_out(data: Tree, blend: Blend) -> bool:
     """Whether a validation set is the share of `data.blend` that training holds out, not a corpus of its own."""
     return any(name in (data.get("blend") or {}) for name in blend)
+
+
+def shares_of_splits(split: str) -> list[float]:
+    """The shares of `98,1,1`, of which the first documents of a corpus are the training's: 0.98, 0.01, 0.01."""
+    given = [float(share) for share in re.findall(r"[.0-9]+", split)]  # Megatron's own parsing
+    return [share / sum(given) for share in given] + [0.0] * (len(SPLITS) - len(given))
+
+
+def bounds_of(split: str, documents: int) -> list[tuple[int, int]]:
+    """For every split its first document, and the one after its last."""
+    ends = [0.0, *accumulate(shares_of_splits(split))]
+    return list(pairwise(round(end * documents) for end in ends))
+
+
+def files_held_out(corpora: Mapping[str, Corpus], data: Tree) -> list[str]:
+    """Warnings of corpora whose validation data is of some of their files alone, as splits take documents in order. A
+    file that is one document is in one split anyway."""
+    said = []
+    for name in (data.get("blend") or {}) if data.get("split") else ():
+        files = [file for file in corpora[name].sources if file.documents]
+        documents = sum(file.documents for file in files)
+        begin, end = bounds_of(data["split"], documents)[SPLITS.index("valid")]
+        ends = accumulate(file.documents for file in files)
+        touched = [
+            Path(file.path).name
+            for file, last in zip(files, ends, strict=True)
+            if begin < last and last - file.documents < end
+        ]
+        if begin < end and len(touched) < len(files) and documents >= 2 * len(files):
+            said.append(
+                f"corpus {name!r}: the validation data (data.split) is documents {begin:,} to {end - 1:,} of "
+                f"{documents:,}, which are of {len(touched)} of its {len(files)} files ({some_of(touched)}): if the "
+                "files differ, by language or subject, make a corpus of each, or shuffle the documents"
+            )
+    return said
 
 
 def leak(data: Tree, blend: Blend, origins: Mapping[str, Collection[object]]) -> str | None:

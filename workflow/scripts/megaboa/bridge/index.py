@@ -19,7 +19,7 @@ from megatron.bridge.training.setup import _validate_and_set_vocab_size
 from megatron.core.datasets.masked_dataset import MaskedWordPieceDataset
 
 from megaboa import store
-from megaboa.blends import SPLITS, split_blends
+from megaboa.blends import SPLITS, files_held_out, split_blends
 from megaboa.bridge import configuration, datasets, tuned_samples
 from megaboa.bridge.process import playing_rank_0_of
 from megaboa.bridge.quiet import quietly
@@ -46,6 +46,8 @@ def make(spec: IndexSpec, experiment: Path) -> DataIndex:
     said = [*warnings(found.corpora, spec.max_epochs, has_data_of_parent(folder))]
     if found.examples:
         said += tuned_samples.warnings(found.examples)
+    else:  # examples are split at random
+        said += files_held_out(folder.corpora, folder.run.data)
     return replace(found, warnings=tuple(said))
 
 

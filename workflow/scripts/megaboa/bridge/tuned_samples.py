@@ -27,14 +27,13 @@ from megatron.bridge.data.samplers import build_pretraining_data_loader
 from megatron.bridge.training.config import ConfigContainer, runtime_config_update
 from megatron.bridge.training.tokenizers.tokenizer import build_tokenizer
 
-from megaboa.blends import SPLITS, split_blends
+from megaboa.blends import SPLITS, bounds_of, split_blends
 from megaboa.bridge import configuration
 from megaboa.bridge.finetuning import splits
 from megaboa.bridge.process import playing_rank_0_of
 from megaboa.errors import InputError
 from megaboa.paths import RunFolder
 from megaboa.records import NO_TEMPLATE, CorpusRead, ExamplesRead, RunSpec, ShownExample, Tree, plain
-from megaboa.run.inputs import bounds_of
 
 FILES = dict(zip(SPLITS, ("training.jsonl", "validation.jsonl", "test.jsonl"), strict=True))  # names that Bridge uses
 LOOKED_AT = 100  # number of examples for which it is checked that the template includes their texts

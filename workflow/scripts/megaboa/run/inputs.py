@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
 from pathlib import Path
 
+from megaboa.blends import bounds_of, shares_of_splits
 from megaboa.data.pairs import require_same
 from megaboa.errors import InputError
 from megaboa.formats import counted
@@ -210,18 +209,6 @@ def empty_splits(split: str, documents: int) -> list[str]:
     bounds = bounds_of(split, documents)
     return [
         name
-        for name, share, (begin, end) in zip(SPLIT_NAMES, _shares(split), bounds, strict=True)
+        for name, share, (begin, end) in zip(SPLIT_NAMES, shares_of_splits(split), bounds, strict=True)
         if share > 0 and begin == end
     ]
-
-
-def bounds_of(split: str, documents: int) -> list[tuple[int, int]]:
-    """For every split its first document, and the one after its last."""
-    shares = _shares(split)
-    ends = [0.0, *accumulate(share / sum(shares) for share in shares)]
-    return list(pairwise(round(end * documents) for end in ends))
-
-
-def _shares(split: str) -> list[float]:
-    given = [float(share) for share in re.findall(r"[.0-9]+", split)]  # Megatron's own parsing
-    return given + [0.0] * (len(SPLIT_NAMES) - len(given))

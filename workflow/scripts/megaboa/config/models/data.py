@@ -203,7 +203,7 @@ class Data(Section):
     blend_per_split: BlendPerSplit | None = key(None, "a blend for each split, in place of blend and split")
     split: str = key(
         "98,1,1",
-        "shares of documents for training, validation and test",
+        "shares of documents, in their order, for training, validation and test",
         short="split",
         pattern=r"^\d+(\.\d+)?(,\d+(\.\d+)?){2}$",
     )
