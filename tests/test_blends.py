@@ -1,11 +1,11 @@
-"""megaboa.blends: which documents a split has."""
+"""megaboa.blends: which documents a split and a validation set have."""
 
 from __future__ import annotations
 
 import made
 import pytest
 
-from megaboa.blends import bounds_of, files_held_out
+from megaboa.blends import bounds_of, documents_of_set, files_held_out, told_apart
 from megaboa.records import Corpus, TextRead
 
 
@@ -35,3 +35,33 @@ def test_a_share_of_some_files_alone_is_said(documents: tuple[int, ...], split: 
     found = files_held_out({"multi": corpus(*documents)}, {"blend": {"multi": 1.0}, "split": split})
     assert [said in text for text in found] == [True] * (said is not None)
     assert not files_held_out({"multi": corpus(*documents)}, {"blend_per_split": {"train": {"multi": 1.0}}})
+
+
+@pytest.mark.parametrize(
+    ("data", "held_out", "documents"),
+    [
+        ({"blend": {"a": 1.0, "b": 2.0}, "split": "98,1,1"}, {}, "a held out by 98,1,1"),
+        ({"blend": {"a": 1.0}}, {}, "a held out by its recipe's split"),
+        ({"blend": {"b": 1.0}, "split": "98,1,1"}, {}, "all of a"),
+        ({"blend": {"b": 1.0}, "split": "98,1,1"}, {"a": "90,10,0"}, "a held out by 90,10,0"),
+        ({"blend_per_split": {"train": {"b": 1.0}}}, {"a": "90,10,0"}, "a held out by 90,10,0"),
+    ],
+)
+def test_what_a_validation_set_consists_of(data: dict, held_out: dict[str, str], documents: str) -> None:
+    assert documents_of_set(data, {"a": 3.0}, held_out) == documents
+
+
+def test_blends_in_other_units_are_the_same_documents() -> None:
+    one, other = ({"a": 1.0, "b": 3.0}, {"a": 2.0, "b": 6.0})
+    assert documents_of_set({}, one, {}) == documents_of_set({}, other, {}) == "all of a:0.25,b:0.75"
+
+
+def test_only_sets_of_different_documents_have_other_names() -> None:
+    sets = {
+        "one": {"a": ("all of a",), "b": ("all of b",)},
+        "two": {"a": ("a held out by 98,1,1", "all of a"), "b": ("all of b",)},
+    }
+    assert told_apart(sets) == {
+        "one": {"a": "a (all of a)"},
+        "two": {"a": "a (a held out by 98,1,1, and before all of a)"},
+    }

@@ -225,6 +225,29 @@ def test_weights_and_tokens_read_of_each_corpus_and_which_was_only_evaluated(tmp
     }
 
 
+def test_of_a_corpus_that_parents_trained_on_it_says_what_was_evaluated(tmp_path):
+    def rows(held_out, digest):
+        store, old = tmp_path / "store", tmp_path / "results" / "old"
+        write_json(store / "identity.json", {"run": {}, "corpora": {"web": digest, "far": "f" * 40}})
+        write_json(old / "runs/r/run.json", {**RUN, "data": {"blend": {"web": 1.0}, "split": "90,10,0"}})
+        write(old / "runs/r/train.json", made.trained(store=str(store)))
+        for name in ("web", "far"):
+            corpus = made.corpus(made.dataset(documents=3, tokens=99), digest=name[0] * 40)
+            write(tmp_path / f"results/paper/data/{name}.json", corpus)
+        parent = {"experiment": "old", "run": "r", "iteration": 10, "load": {"optimizer": True, "rng": True}}
+        sets = {"web": {"web": 1.0}, "far": {"far": 1.0}}
+        run = {**RUN, "data": {**RUN["data"], "validation_sets": sets}, "parent": {**parent, "held_out": held_out}}
+        data = card_of(tmp_path, run=run).split("## Data\n")[1].split("## Data of")[0]
+        cells = [line.strip("| ").split(" | ") for line in data.splitlines() if "; 3 documents" in line]
+        return {name: use.split("; 3")[0] for name, use in cells}
+
+    share = "evaluated on the share for validation of split 90,10,0; parents trained on that for training"
+    assert rows({"web": "90,10,0"}, "w" * 40)["web"] == share
+    assert rows({}, "w" * 40)["web"] == "evaluated in whole; old/r@10 trained on it", "of runs of older versions"
+    assert rows({}, "other")["web"] == "not trained on, evaluated"
+    assert rows({}, "w" * 40)["far"] == "not trained on, evaluated"
+
+
 def test_what_a_recipe_chose_is_read_from_the_checkpoint(tmp_path):
     saved = {
         "model": {"seq_length": 32, "tensor_model_parallel_size": 2, "bf16": True},

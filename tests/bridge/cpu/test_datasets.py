@@ -12,7 +12,7 @@ from indexed_files import write_indexed
 
 from megaboa.data import tokenizer
 from megaboa.files import digest, read_json
-from megaboa.records import Corpus, parse, plain
+from megaboa.records import Corpus, Load, Parent, RunSpec, parse, plain
 
 pytestmark = pytest.mark.slow
 
@@ -49,7 +49,12 @@ def read_corpora(folder):
     return {name: parse(Corpus, found, folder) for name, found in read_json(f"{folder}/corpora.json").items()}
 
 
-def _samples(folder, data, count):
+def _parent(held_out):
+    load = Load(optimizer=True, rng=True)
+    return Parent(experiment="old", run="base", iteration=1, load=load, held_out=held_out)
+
+
+def _samples(folder, data, count, held_out):
     """The training set's first samples, as lists, and the sizes of all sets."""
     import torch
     from megatron.bridge.data.loaders import build_train_valid_test_datasets
@@ -70,7 +75,7 @@ def _samples(folder, data, count):
     datasets.set_tokenizer(config)
     config.dataset.finalize()
     found = build_train_valid_test_datasets(config, get_dataset_provider(config.dataset))
-    sets = datasets.build_validation_sets(config, data, corpora)
+    sets = datasets.build_validation_sets(config, RunSpec(data=data, parent=_parent(held_out)), corpora)
 
     def plain(sample):
         return {name: part.tolist() if torch.is_tensor(part) else part for name, part in sample.items()}
@@ -92,8 +97,8 @@ def _samples(folder, data, count):
     }
 
 
-def samples(folder, data, count=6):
-    return on_cpu(_samples, str(folder), data, count)[0]
+def samples(folder, data, count=6, held_out=None):
+    return on_cpu(_samples, str(folder), data, count, held_out or {})[0]
 
 
 def _index(folder, largest_token, start=0):
@@ -214,3 +219,11 @@ def test_a_validation_set_is_what_training_leaves_out_or_a_whole_corpus(folder):
         "near": {"odd-0": [24, 25, 26], "odd-1": [24, 25, 26]},
         "far": {"even-0": list(range(60))},
     }
+
+
+def test_a_validation_set_that_a_parent_trained_on_is_what_the_parent_held_out(folder):
+    sets = {"validation_sets": {"far": {"even": 1.0}}}
+    whole = {"blend_per_split": {"train": {"odd": 1.0}, "valid": {"odd": 1.0}, "test": None}}
+    for data in ({"blend": {"odd": 1.0}, "split": "80,10,10"}, whole):
+        found = samples(folder, {**data, **sets}, held_out={"even": "90,5,5"})
+        assert found["documents"] == {"far": {"even-0": [54, 55, 56]}} and found["sets"]["far"] >= 8

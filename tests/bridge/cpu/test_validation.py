@@ -14,7 +14,7 @@ from cpu_ranks import on_cpu
 from indexed_files import write_indexed
 
 from megaboa.files import read_json, read_jsonl
-from megaboa.records import Corpus, parse, plain
+from megaboa.records import Corpus, RunSpec, parse, plain
 
 pytestmark = pytest.mark.slow
 
@@ -104,7 +104,7 @@ def _pretrain(root: str, name: str, data: dict, model: dict) -> float:
     if data.get("reset_attention_mask"):
         callbacks.append(MaskFromData())
     if data.get("validation_sets"):
-        callbacks.append(ValidationSets(data, corpora, forward_step))
+        callbacks.append(ValidationSets(RunSpec(data=data), corpora, forward_step))
     if int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1:
         callbacks.append(StepWriter(Path(root, f"{name}.jsonl")))
     pretrain(cfg, forward_step, callbacks=callbacks)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
 
@@ -12,7 +12,9 @@ from megaboa.records import Corpus, Tree
 
 SPLITS = ("train", "valid", "test")  # Megatron's names and order
 
+RECIPES = "its recipe's split"  # where data.split isn't set
 MAIN = "main"  # what tables and figures call the validation data of the split
+VALIDATION_SET = "valid/"  # and a validation set's name: its loss
 
 Blend = dict[str, float]
 
@@ -33,13 +35,13 @@ def split_blends(data: Tree) -> dict[str, Blend]:
 
 def in_shares(data: Tree) -> Tree:
     """The data section with the weights of each blend as shares of their sum: equal blends are equal in any unit."""
-
-    def shares(blend: Blend | None) -> Blend | None:
-        return blend and {name: round(weight / sum(blend.values()), 12) for name, weight in blend.items()}
-
-    found = data | ({"blend": shares(data["blend"])} if "blend" in data else {})
+    found = data | ({"blend": _shares(data["blend"])} if "blend" in data else {})
     several = {key: data[key] for key in ("blend_per_split", "validation_sets") if data.get(key)}
-    return found | {key: {name: shares(blend) for name, blend in blends.items()} for key, blends in several.items()}
+    return found | {key: {name: _shares(blend) for name, blend in blends.items()} for key, blends in several.items()}
+
+
+def _shares(blend: Blend | None) -> Blend | None:
+    return blend and {name: round(weight / sum(blend.values()), 12) for name, weight in blend.items()}
 
 
 def named(blend: Blend) -> str:
@@ -89,6 +91,40 @@ def files_held_out(corpora: Mapping[str, Corpus], data: Tree) -> list[str]:
                 "files differ, by language or subject, make a corpus of each, or shuffle the documents"
             )
     return said
+
+
+def split_of_set(data: Tree, blend: Blend, held_out: Mapping[str, str]) -> str | None:
+    """The split whose share for validation a set is; None if it is whole corpora. `held_out`: by corpus the split of a
+    parent that trained on it."""
+    if is_held_out(data, blend):
+        return str(data.get("split", RECIPES))
+    return next((held_out[name] for name in blend if name in held_out), None)
+
+
+def documents_of_set(data: Tree, blend: Blend, held_out: Mapping[str, str]) -> str:
+    """What a validation set consists of, such as `all of law`, or `law held out by 98,1,1`. Sets of
+    other words have other documents."""
+    split, name = split_of_set(data, blend, held_out), named(_shares(blend))
+    return f"all of {name}" if split is None else f"{name} held out by {split}"
+
+
+def told_apart(sets: Mapping[str, Mapping[str, Sequence[str]]]) -> dict[str, dict[str, str]]:
+    """By run the names of validation sets whose documents aren't always the same: `law (all of law)`.
+
+    `sets`: by run and set the documents, the last first; several if they changed while the run trained.
+    """
+    found: dict[str, set[str]] = {}
+    for of_run in sets.values():
+        for name, documents in of_run.items():
+            found.setdefault(name, set()).update(documents)
+    return {
+        run: {
+            name: f"{name} ({', and before '.join(documents)})"
+            for name, documents in of_run.items()
+            if len(found[name]) > 1
+        }
+        for run, of_run in sets.items()
+    }
 
 
 def leak(data: Tree, blend: Blend, origins: Mapping[str, Collection[object]]) -> str | None:

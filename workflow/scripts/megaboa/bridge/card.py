@@ -19,6 +19,7 @@ from megaboa.records import (
     ExamplesRead,
     Identity,
     ModelSource,
+    Parent,
     RunSpec,
     TrainRecord,
     read_if_there,
@@ -177,8 +178,7 @@ def _corpora_as_read(folder: RunFolder) -> dict[str, Corpus]:
     """The corpora of a parent whose manifests still are those that it was trained with: its experiment may have changed
     since."""
     found = {name: read_if_there(Corpus, path) for name, path in folder.corpus_manifests.items()}
-    train = read_if_there(TrainRecord, folder.train_manifest)
-    identity = train and read_if_there(Identity, RunStore(Path(train.store)).identity)
+    identity = _identity(folder)
     return {
         name: corpus
         for name, corpus in found.items()
@@ -187,13 +187,14 @@ def _corpora_as_read(folder: RunFolder) -> dict[str, Corpus]:
 
 
 def _data(folder: RunFolder, iteration: int, corpora: dict[str, Corpus]) -> dict[str, str]:
-    """Training data, each with its share of the blend and the tokens read; corpora only used for evaluation say so."""
+    """Training data, each with its share of the blend and the tokens read; corpora only used for evaluation say so, and
+    what parents trained on of them."""
     trained = split_blends(folder.run.data).get("train", {})
     rows = {}
     for name in folder.corpus_manifests:
         corpus = corpora.get(name)
         share = trained.get(name, 0) / (sum(trained.values()) or 1)
-        use = f"{share:.4g} of the blend" if share else "not trained on, evaluated"
+        use = f"{share:.4g} of the blend" if share else _evaluated(folder, name, corpora)
         if share and not folder.run.is_tuned:
             use += f", about {share * _positions(folder, iteration):,.0f} tokens read"
         elif share and (read := _epochs(folder, iteration, corpora)):
@@ -208,6 +209,29 @@ def _data(folder: RunFolder, iteration: int, corpora: dict[str, Corpus]) -> dict
             continue
         rows[name] = f"{use}; {corpus.documents:,} documents, {corpus.tokens:,} tokens, digest {corpus.digest[:12]}"
     return rows or {"none": "the recipe's" if folder.run.is_recipe else "mock data"}
+
+
+def _evaluated(folder: RunFolder, name: str, corpora: dict[str, Corpus]) -> str:
+    """How a corpus is used that is only evaluated."""
+    if split := folder.run.held_out.get(name):
+        return f"evaluated on the share for validation of split {split}; parents trained on that for training"
+    digest = corpora[name].digest if name in corpora else None
+    parent = next((str(parent) for parent, trained in _trained_by_parents(folder) if digest in trained), None)
+    return f"evaluated in whole; {parent} trained on it" if parent else "not trained on, evaluated"
+
+
+def _trained_by_parents(folder: RunFolder) -> Iterator[tuple[Parent, set[str]]]:
+    """The parents, each with the digests of the corpora that it trained on."""
+    while (parent := folder.run.parent) and (folder := folder.parent_folder) and folder.file("run").exists():
+        identity = _identity(folder)
+        digests = identity.corpora if identity else {}
+        yield parent, {digests[name] for name in split_blends(folder.run.data).get("train", {}) if name in digests}
+
+
+def _identity(folder: RunFolder) -> Identity | None:
+    """The identity with which a run was trained; None if it is gone."""
+    train = read_if_there(TrainRecord, folder.train_manifest)
+    return train and read_if_there(Identity, RunStore(Path(train.store)).identity)
 
 
 def _table(title: str, rows: dict[str, Any]) -> str:

@@ -19,15 +19,19 @@ from megatron.bridge.data.utils import get_dataset_provider
 from megatron.bridge.training.callbacks import Callback, CallbackContext
 from megatron.bridge.training.config import ConfigContainer, GPTDatasetConfig, GPTFIMDatasetConfig
 from megatron.bridge.training.tokenizers.tokenizer import build_tokenizer
+from megatron.core.datasets.blended_megatron_dataset_config import (
+    convert_split_vector_to_split_matrix,
+    parse_and_normalize_split,
+)
 from megatron.core.transformer.attention import Attention
 from megatron.core.transformer.enums import AttnMaskType
 from numpy.typing import NDArray
 
-from megaboa.blends import SPLITS, Blend, is_held_out, split_blends, validation_sets
+from megaboa.blends import SPLITS, Blend, is_held_out, split_blends, split_of_set, validation_sets
 from megaboa.bridge.masked_data import MaskedDatasetConfig
 from megaboa.data.pairs import ENDINGS
 from megaboa.fields import AT_ENDS_OF_TEXT
-from megaboa.records import Corpus
+from megaboa.records import Corpus, RunSpec
 
 Corpora = Mapping[str, Corpus]  # by name
 
@@ -91,7 +95,7 @@ def set_tokenizer(config: ConfigContainer) -> None:
     config.dataset.tokenizer = build_tokenizer(config.tokenizer)
 
 
-def build_validation_sets(config: ConfigContainer, data: dict[str, Any], corpora: Corpora) -> dict[str, Any]:
+def build_validation_sets(config: ConfigContainer, run: RunSpec, corpora: Corpora) -> dict[str, Any]:
     """The datasets of the further validation sets, each as long as one evaluation. All ranks must call this.
 
     The configuration must be complete: validated, and with a tokenizer.
@@ -100,15 +104,26 @@ def build_validation_sets(config: ConfigContainer, data: dict[str, Any], corpora
         config.validation.eval_global_batch_size or config.train.global_batch_size
     )
     built = {}
-    for name, blend in validation_sets(data).items():
+    for name, blend in validation_sets(run.data).items():
         dataset = copy.copy(config.dataset)
         valid = SPLITS.index("valid")
-        share = dataset.split_matrix[valid] if is_held_out(data, blend) else (0.0, 1.0)
+        share = _share(run, blend, dataset)
         dataset.blend, dataset.blend_per_split = paths_and_weights(blend, corpora), None
         dataset.split_matrix = [share if index == valid else None for index in range(len(SPLITS))]
         sizes = [samples if index == valid else 0 for index in range(len(SPLITS))]
         built[name] = get_dataset_provider(dataset)(sizes, dataset)[valid]
     return built
+
+
+def _share(run: RunSpec, blend: Blend, dataset: GPTDatasetConfig) -> tuple[float, float]:
+    """Where a validation set begins and ends in the documents of its corpora, as shares of these."""
+    matrix = dataset.split_matrix
+    if not is_held_out(run.data, blend):
+        split = split_of_set(run.data, blend, run.held_out)
+        if split is None:
+            return (0.0, 1.0)
+        matrix = convert_split_vector_to_split_matrix(parse_and_normalize_split(split))
+    return matrix[SPLITS.index("valid")]
 
 
 def _with_fim(dataset: GPTDatasetConfig, fim: dict[str, Any]) -> GPTFIMDatasetConfig:

@@ -63,7 +63,7 @@ def build(folder: RunFolder, cache: Path) -> Tree:
     datasets.set_tokenizer(config)
     require_vocabulary(config, inputs.corpora)
     splits = build_train_valid_test_datasets(config, get_dataset_provider(config.dataset))
-    sets = datasets.build_validation_sets(config, run.data, inputs.corpora)
+    sets = datasets.build_validation_sets(config, run, inputs.corpora)
     found = {**dict(zip(SPLITS, splits, strict=True)), **{f"valid/{name}": dataset for name, dataset in sets.items()}}
     return {
         "samples": {name: len(dataset) for name, dataset in found.items() if dataset is not None},

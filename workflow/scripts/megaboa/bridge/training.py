@@ -169,7 +169,7 @@ def _of_the_run(
     if run.data.get("reset_attention_mask"):
         yield datasets.MaskFromData()
     if run.data.get("validation_sets") and not wanted.capture:
-        yield validation.ValidationSets(run.data, inputs.corpora, forward)
+        yield validation.ValidationSets(run, inputs.corpora, forward)
     if (noise := run.training.get("nudge")) and (wanted.parent or not wanted.resume_from):
         yield Nudge(noise, lambda: copies is not None and copies.taken)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +18,7 @@ from megatron.core.utils import get_model_config
 from torch.utils.data import DataLoader
 
 from megaboa.bridge import datasets
-from megaboa.records import LM_LOSS
+from megaboa.records import LM_LOSS, RunSpec
 
 
 class ValidationSets(Callback):
@@ -29,13 +28,13 @@ class ValidationSets(Callback):
     of a set. Nothing else changes: a run trains bit for bit as it does without further sets.
     """
 
-    def __init__(self, data: dict[str, Any], corpora: datasets.Corpora, forward_step: Callable):
-        self._data, self._corpora, self._forward_step = data, corpora, forward_step
+    def __init__(self, run: RunSpec, corpora: datasets.Corpora, forward_step: Callable):
+        self._run, self._corpora, self._forward_step = run, corpora, forward_step
         self._loaders: dict[str, DataLoader] = {}
 
     def on_train_start(self, context: CallbackContext) -> None:
         config, group = context.state.cfg, get_pg_collection(context.model).dp
-        sets = datasets.build_validation_sets(config, self._data, self._corpora)
+        sets = datasets.build_validation_sets(config, self._run, self._corpora)
         self._loaders = {
             name: build_pretraining_data_loader(
                 dataset,

@@ -219,6 +219,7 @@ def index_key(run: RunSpec) -> Tree | None:
         "data": {name: value for name, value in data.items() if name not in _SAME_SAMPLES},
         "fim": bool(data.get("fim")),
         **({"steps_before": run.steps_before} if run.steps_before else {}),  # what training reads is counted from there
+        **({"held_out": run.held_out} if run.held_out else {}),
         "training": {name: run.training.get(name) for name in _SAMPLES},
         "tokenizer": recipe or model["tokenizer"] or [model.get("hf"), model.get("revision")],
         "overrides": {field: value for field, value in run.overrides.items() if field.startswith(_SAMPLE_FIELDS)},

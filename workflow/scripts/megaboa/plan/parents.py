@@ -5,24 +5,25 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from megaboa.blends import in_shares, named, split_blends
+from megaboa.blends import documents_of_set, in_shares, named, shares_of_splits, split_blends, validation_sets
 from megaboa.config.problems import choose, show
 from megaboa.errors import InputError
 from megaboa.formats import some_of
 from megaboa.layout import NAMES, Layout
 from megaboa.paths import ExperimentFolder, RunFolder, trained
 from megaboa.plan import documents, in_place
+from megaboa.plan.held_out import Ancestor, Line, Texts, held_out, texts_of
 from megaboa.plan.plan import Run
-from megaboa.records import Identity, Load, Parent, RunSpec, Tree, parse, read
+from megaboa.records import CorpusSpec, Identity, Load, Parent, RunSpec, Tree, parse, read, read_if_there
 from megaboa.run import checkpoints
-from megaboa.run.identity import as_it_lies, is_trained
+from megaboa.run.identity import as_it_lies, is_trained, stored
 from megaboa.run.versions import Version, versions
 from megaboa.run.versions import before as versions_before
 from megaboa.store_paths import RunStore
@@ -52,6 +53,7 @@ class ParentRun:
     checkpoints: Path | None = None  # folder of its checkpoints, if it has any
     identity: str | None = None  # if it is an earlier version, with which the run of this name has been continued
     earlier: tuple[ParentRun, ...] = ()  # its earlier versions, whose checkpoints it has, too
+    trained: Identity | None = None  # if it has been
 
     def is_reshardable(self, step: int) -> bool:
         """Whether the optimizer's state can be loaded in any layout. For a recipe, the ranks check again."""
@@ -110,12 +112,68 @@ class Parents:
             self.complain(run, path, message)
         if problems:
             return run
+        own = experiment == self.experiment and name == run.name
+        line = self._line(run, parent, step)
         joined = with_parent(run, experiment, name, step, parent.identity)
+        found = held_out(run.run, texts_of(run.config.corpora, run.corpora), line)
+        if _is_done(joined, self.results, self.experiment):
+            self._warn(run, found.of_finished)
+            return joined
+        for path, message in found.problems:
+            self.complain(run, path, message)
+        if found.splits:
+            joined = with_parent(run, experiment, name, step, parent.identity, found.splits)
         if not _is_done(joined, self.results, self.experiment):
-            read_otherwise = reads_otherwise(parent, run) if name == run.name and experiment == self.experiment else ()
-            for warning in filter(None, (rises_again(parent, run, step), *read_otherwise)):
-                self.warnings.setdefault(warning, []).append(run.name)
+            read_otherwise = reads_otherwise(parent, joined) if own else ()
+            self._warn(run, filter(None, (rises_again(parent, run, step), *found.warnings, *read_otherwise)))
         return joined
+
+    def _warn(self, run: Run, warnings: Iterable[str]) -> None:
+        for warning in warnings:
+            self.warnings.setdefault(warning, []).append(run.name)
+
+    def _line(self, run: Run, parent: ParentRun, step: int) -> Line:
+        """The parents of a run, from the one that it continues from this step."""
+        found, gone = [self._ancestor(run, parent.run, parent.name, step)], None
+        trained = parent.trained
+        while before := found[-1].run.parent:
+            known = self._before(before, trained)
+            if known is None:
+                gone = str(before)
+                break
+            spec, trained = known
+            found.append(self._ancestor(run, spec, f"{before.experiment}/{before.run}", before.iteration))
+        folder = ExperimentFolder(self.results / self.experiment).run(run.name)
+        own = [folder.run] if folder.file("run").exists() and str(folder.run.parent) == found[0].name else []
+        recorded = [one.held_out for one in (*own, *(ancestor.run for ancestor in found))]
+        return Line(found, gone, {name: split for one in reversed(recorded) for name, split in one.items()})
+
+    def _ancestor(self, run: Run, spec: RunSpec, name: str, step: int) -> Ancestor:
+        experiment, _, own_name = name.partition("/")
+        blend, split = split_blends(spec.data).get("train", {}), spec.data.get("split")
+        folder = ExperimentFolder(self.results / experiment)
+        if spec.data.get("blend") and split is None and (checked := folder.run(own_name).preflight):
+            split = checked.split
+        if experiment == self.experiment:
+            texts = texts_of(self.runs.get(own_name, run).config.corpora, blend)
+        else:
+            specs = {corpus: read_if_there(CorpusSpec, folder.specs.of("corpora", corpus)) for corpus in blend}
+            texts = {corpus: Texts.of_spec(found) for corpus, found in specs.items() if found}
+        return Ancestor(f"{name}@{step}", spec, step, split, texts)
+
+    def _before(self, parent: Parent, trained: Identity | None) -> tuple[RunSpec, Identity | None] | None:
+        """The run that a parent continued itself; None if it is gone. `trained`: the parent's identity, if it has been
+        trained."""
+        wanted = trained.parent if trained else parent.identity
+        if wanted is None:
+            try:
+                found = self.find(parent.experiment, parent.run)
+            except NoParentError:
+                return None
+            return found.run, found.trained
+        folder = ExperimentFolder(self.results / parent.experiment).run(parent.run)
+        stores = stored(folder) if folder.file("launch").exists() else ()
+        return next(((parse(RunSpec, one.run, to.identity), one) for to, one in stores if one.digest == wanted), None)
 
     def _continued_in_place(self, run: Run) -> Run:
         """A run that continues in place, with the checkpoint of its earlier state as its parent."""
@@ -239,7 +297,8 @@ def _version(folder: RunFolder, version: Version) -> ParentRun:
     name, kept, identity = f"{folder.experiment}/{folder.name}", version.kept, version.identity
     run = parse(RunSpec, as_it_lies(folder, identity), version.store.identity)
     settings = folder.launch.checkpoint if folder.file("launch").exists() else {}
-    return ParentRun(name, run, settings, max(kept, default=None), kept, version.store.checkpoints, identity.digest)
+    last = max(kept, default=None)
+    return ParentRun(name, run, settings, last, kept, version.store.checkpoints, identity.digest, trained=identity)
 
 
 def planned_steps(settings: Tree, last: int | None) -> list[int] | None:
@@ -390,15 +449,12 @@ def reads_otherwise(parent: ParentRun, run: Run) -> Iterator[str]:
 
     blends = [split_blends(one.data).get("train") for one in (own, theirs)]
     seeds, lengths = ([one.training.get(key) for one in (own, theirs)] for key in ("seed", "seq_length"))
-    splits = [one.data.get("split") if one.data.get("blend") else None for one in (own, theirs)]
     again = "some texts that were read come again, and others don't come"
     yield from changed("training.seed", *seeds, f"the data is shuffled otherwise, so {again}")
     yield from changed(
         "training.seq_length", *lengths, f"the run has read as many samples, but at another position, so {again}"
     )
-    yield from changed(
-        "data.split", *splits, "documents that were trained on may be validated on, so losses may look too good"
-    )
+    yield from _other_sets(own, theirs)
     shares = [split_blends(in_shares(one.data)).get("train") for one in (own, theirs)]
     if shares[0] == shares[1]:  # at most the unit of weights is another
         return
@@ -407,6 +463,27 @@ def reads_otherwise(parent: ParentRun, run: Run) -> Iterator[str]:
         *(blend and named(blend) for blend in blends),
         f"the run reads on where the new blend has as many samples: of corpora that both have, {again}",
     )
+
+
+def _other_sets(own: RunSpec, theirs: RunSpec) -> Iterator[str]:
+    """Warnings of validation sets whose curves join losses of different documents."""
+    splits = [one.data.get("split") if one.data.get("blend") else None for one in (theirs, own)]
+    trained = [one and shares_of_splits(one)[0] for one in splits]
+    if None not in splits and splits[0] != splits[1] and trained[0] <= trained[1]:  # or else worse is said of it
+        yield (
+            f"continue_from: data.split was {splits[0]}, and is {splits[1]}: from here on the validation loss is of "
+            "other documents"
+        )
+    before, now = (
+        {name: documents_of_set(one.data, blend, one.held_out) for name, blend in validation_sets(one.data).items()}
+        for one in (theirs, own)
+    )
+    for name in now:
+        if name in before and before[name] != now[name]:
+            yield (
+                f"continue_from: data.validation_sets.{name} was {before[name]}, and is {now[name]}: its curve joins "
+                "losses of different documents, so give the new set another name"
+            )
 
 
 def _is_done(run: Run, results: Path, experiment: str) -> bool:
@@ -437,11 +514,20 @@ def optimizer_mismatches(parent: str, own: RunSpec, theirs: RunSpec) -> list[Mis
     return [(("training", "precision"), message)]
 
 
-def with_parent(run: Run, experiment: str, name: str, step: int, identity: str | None) -> Run:
+def with_parent(
+    run: Run,
+    experiment: str,
+    name: str,
+    step: int,
+    identity: str | None,
+    held_out: dict[str, str] | None = None,
+) -> Run:
     """The run with its parent, in its identity and in its row of the plan. `identity`: the parent's, if it has the same
-    name."""
+    name. `held_out`: what parents held out of corpora that the run evaluates."""
     load = Load(**run.config.load.model_dump(mode="json"))
-    parent = Parent(experiment=experiment, run=name, iteration=step, load=load, identity=identity)
+    parent = Parent(
+        experiment=experiment, run=name, iteration=step, load=load, identity=identity, held_out=held_out or {}
+    )
     if run.run.is_tuned:
         parent = replace(parent, load=Load(optimizer=False, rng=False), weights_only=True)
     spec = replace(run.run, parent=parent)

@@ -162,7 +162,8 @@ class Parent(Record):
     """The checkpoint of another run that a run starts from.
 
     `identity`: in train.json the other run's; in run.json only that of an earlier version, which has been continued in
-    place since.
+    place since. `held_out`: by corpus the split with which that run, or one of its own parents, kept documents out of
+    its training; of the corpora that are validation sets here and no longer trained on.
     """
 
     experiment: str
@@ -171,6 +172,7 @@ class Parent(Record):
     load: Load
     identity: str | None = field(default=None, metadata=IF_SET)
     weights_only: bool = field(default=False, metadata=IF_SET)  # for another task, whose steps count from 0
+    held_out: dict[str, str] = field(default_factory=dict, metadata=IF_SET)
 
     @property
     def steps_done(self) -> int:
@@ -220,6 +222,11 @@ class RunSpec(Record):
     def steps_before(self) -> int:
         """Steps of the parent, after which the run begins; 0 if it has none."""
         return self.parent.steps_done if self.parent else 0
+
+    @property
+    def held_out(self) -> dict[str, str]:
+        """The splits that decide which documents of corpora its parents have not trained on."""
+        return self.parent.held_out if self.parent else {}
 
     @property
     def is_tuned(self) -> bool:

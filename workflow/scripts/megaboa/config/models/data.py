@@ -209,7 +209,8 @@ class Data(Section):
     )
     validation_sets: dict[SetName, Blend] = key(
         {},
-        "further validation sets by name, each with its own loss; of training corpora, the held-out part",
+        "further validation sets by name, each with its own loss; of corpora that the run or its parents train on, the "
+        "held-out part",
     )
     reset_position_ids: bool = key(False, "positions restart at 0 after every end-of-text token", short="resetpos")
     reset_attention_mask: bool = key(False, "block attention across end-of-text tokens", short="resetmask")

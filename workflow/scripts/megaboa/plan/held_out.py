@@ -1,0 +1,227 @@
+"""Which documents of a run's validation data its parents have not trained on.
+
+A corpus that a parent trained on keeps the share that the parent's split held out, also where it has left the blend.
+Where that share isn't there, or isn't known, validation on the corpus is refused, or warned of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+
+from megaboa.blends import RECIPES, Blend, shares_of_splits, split_blends, validation_sets
+from megaboa.config.models.data import Corpus
+from megaboa.files import canonical
+from megaboa.plan.given_files import expanded, expanded_source, pairs_of
+from megaboa.records import CorpusSpec, RunSpec, TextSpec, Tree, plain
+
+# Fields of a corpus that decide which of its source's texts it has, and those that decide which texts there are.
+_OF_TEXTS = {one.name for one in fields(TextSpec)} - {"name"}
+_OF_TEXTS |= {"pairs", "min_characters", "deduplicate", "filter", "messages", "prompt", "answer"}
+_OF_SOURCE = ("subset", "split", "revision", "filter", "text_key", "messages", "prompt", "answer")
+TOO_GOOD = "may be validated on, so losses may look too good"
+
+Problem = tuple[tuple[str, ...], str]  # a key, and what is wrong with it
+
+
+@dataclass(frozen=True)
+class Texts:
+    """The texts of a corpus: equal ones are the same documents, and those that share a source have some in common."""
+
+    sources: frozenset[str]
+    selection: str
+
+    @classmethod
+    def of_spec(cls, spec: CorpusSpec) -> Texts:
+        return cls._of(plain(spec))
+
+    @classmethod
+    def of(cls, corpus: Corpus) -> Texts:
+        given = pairs_of(corpus)
+        return cls._of(
+            {
+                **corpus.model_dump(),
+                "source": [pair.prefix for pair in given] if given else expanded_source(corpus.source or []),
+                "pairs": [plain(pair) for pair in given],
+                "filter": expanded(corpus.filter) if corpus.filter else None,
+            }
+        )
+
+    @classmethod
+    def _of(cls, given: Tree) -> Texts:
+        kept = {name: value for name, value in given.items() if name in _OF_TEXTS and value not in (None, [], ())}
+        of_source = {name: kept.get(name) for name in _OF_SOURCE}
+        return cls(frozenset(canonical([one, of_source]) for one in given["source"]), canonical(kept))
+
+
+def texts_of(corpora: Mapping[str, Corpus], names: Iterable[str]) -> dict[str, Texts]:
+    """The texts of those of these corpora that the experiment has."""
+    return {name: Texts.of(corpora[name]) for name in names if name in corpora}
+
+
+@dataclass(frozen=True)
+class Ancestor:
+    """A run from whose weights another one goes on, directly or through others: `<experiment>/<run>@<step>`."""
+
+    name: str
+    run: RunSpec
+    step: int
+    split: str | None  # None if only its recipe knows it
+    texts: Mapping[str, Texts]  # of the corpora that it trained on, as far as they are known
+
+
+@dataclass(frozen=True)
+class Line:
+    """The parents of a run, the nearest first. `gone`: the one whose record isn't there any more, so that what it held
+    out is only known from what was `recorded` of it: splits by corpus."""
+
+    ancestors: Sequence[Ancestor]
+    gone: str | None = None
+    recorded: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """`splits`: by corpus, of those that are no longer trained on."""
+
+    splits: dict[str, str]
+    problems: list[Problem]
+    warnings: list[str]
+
+    @property
+    def of_finished(self) -> Iterator[str]:
+        """Warnings of a finished run that began when none of this was known."""
+        for path, message in self.problems:
+            yield f"{'.'.join(path)}: {message}"
+        for corpus, split in self.splits.items():
+            yield (
+                f"data.validation_sets: the run is finished, and was validated on all of {corpus!r}, also on what its "
+                f"parents trained on (data.split: {split}), so its losses look too good"
+            )
+
+
+@dataclass(frozen=True)
+class _Read:
+    """A corpus that an ancestor trained on, and that has texts of one of the run's."""
+
+    ancestor: Ancestor
+    corpus: str
+    is_same: bool
+
+    @property
+    def is_whole(self) -> bool:
+        return not self.ancestor.run.data.get("blend")
+
+    @property
+    def trained(self) -> float:
+        """The share of the documents, from the first one on, that it trained on."""
+        return 1.0 if self.is_whole or self.ancestor.split is None else shares_of_splits(self.ancestor.split)[0]
+
+    def unusable(self, name: str) -> str | None:
+        """Why a validation set can't have what this ancestor held out of the corpus; None if it can."""
+        by = self.ancestor.name
+        if not self.is_same:
+            return f"names {name!r}, which has a source of {self.corpus!r}, and {by} trained on that"
+        if self.is_whole:
+            return f"names {name!r}, which {by} trained on in whole"
+        if self.ancestor.split is None:
+            return f"names {name!r}, which {by} trained on, by a split that only its recipe knows"
+        return None
+
+
+def held_out(run: RunSpec, texts: Mapping[str, Texts], line: Line) -> HeldOut:
+    """What a run with these parents validates on. `texts`: of its own corpora."""
+    data, problems, splits = run.data, [], {}
+    trained = _trained_on(run)
+    for name, blend in validation_sets(data).items():
+        others = [corpus for corpus in blend if corpus not in trained]
+        found = {corpus: _split_of(corpus, texts, line) for corpus in others}
+        wrong = [message for message, _ in found.values() if message]
+        kept = {corpus: split for corpus, (_, split) in found.items()}
+        if wrong:
+            problems.append((("data", "validation_sets", name), f"{wrong[0]}: name another corpus"))
+        elif len({*kept.values()}) > 1:
+            problems.append((("data", "validation_sets", name), _mixes(kept)))
+        splits |= {corpus: split for corpus, split in kept.items() if split}
+    per_split = data.get("blend_per_split") or {}
+    for split in ("valid", "test"):
+        message = _in_whole(per_split.get(split) or {}, texts, line, may_be_set=not run.is_tuned)
+        problems += [(("data", "blend_per_split", split), message)] if message else []
+    return HeldOut(splits, problems, list(dict.fromkeys(_warnings(run, texts, line))))
+
+
+def _trained_on(run: RunSpec) -> Blend:
+    return split_blends(run.data).get("train", {})
+
+
+def _reads(name: str, texts: Mapping[str, Texts], line: Line) -> Iterator[_Read]:
+    """What the run's ancestors trained on of the texts of one of its corpora."""
+    own = texts[name]
+    for ancestor in line.ancestors:
+        for corpus in _trained_on(ancestor.run):
+            if (theirs := ancestor.texts.get(corpus)) and not own.sources.isdisjoint(theirs.sources):
+                yield _Read(ancestor, corpus, own == theirs)
+
+
+def _split_of(name: str, texts: Mapping[str, Texts], line: Line) -> tuple[str | None, str | None]:
+    """Why a corpus that the run doesn't train on can't be a validation set, and the split that decides which of its
+    documents can be; neither if nobody trained on it."""
+    reads = list(_reads(name, texts, line))
+    if message := next((found for one in reads if (found := one.unusable(name))), None):
+        return message, None
+    if not reads:
+        return None, line.recorded.get(name) if line.gone else None
+    most = max(reads, key=lambda one: one.trained).ancestor
+    if shares_of_splits(most.split)[1] == 0:
+        return f"names {name!r}, of which {most.name} held out nothing for validation (data.split: {most.split})", None
+    return None, most.split
+
+
+def _mixes(kept: Mapping[str, str | None]) -> str:
+    """`kept`: by corpus of a set the split that decides which documents it has."""
+    one, *others = kept
+    other = next(name for name in others if kept[name] != kept[one])
+    of = {name: f"what a parent held out of it by {kept[name]}" if kept[name] else "all of it" for name in (one, other)}
+    return f"mixes {one!r} ({of[one]}) with {other!r} ({of[other]}): make two sets of them"
+
+
+def _in_whole(blend: Blend, texts: Mapping[str, Texts], line: Line, may_be_set: bool) -> str | None:
+    """Why blend_per_split can't read these corpora for validation or the test: it reads them in whole."""
+    for name in blend:
+        for one in _reads(name, texts, line):
+            message = one.unusable(name)
+            if message or not may_be_set:
+                return f"{message or f'names {name!r}, which {one.ancestor.name} trained on'}: name another corpus"
+            return (
+                f"names {name!r}, which {one.ancestor.name} trained on, and reads all of it: name another corpus here, "
+                "and this one in data.validation_sets, where it is the share that was held out"
+            )
+    return None
+
+
+def _warnings(run: RunSpec, texts: Mapping[str, Texts], line: Line) -> Iterator[str]:
+    data, own = run.data, run.data.get("split")
+    evaluated = [*validation_sets(data), *(name for name in ("valid", "test") if name in split_blends(data))]
+    if data.get("blend") and own and shares_of_splits(own)[0] == 1:  # nothing is held out
+        evaluated = [*validation_sets(data)]
+    unknown = next((one for one in line.ancestors if not _trained_on(one.run).keys() <= one.texts.keys()), None)
+    if evaluated and (line.gone or unknown):
+        who = f"{line.gone}, whose record is gone," if line.gone else unknown.name
+        yield f"continue_from: it isn't known which texts {who} trained on: documents that were trained on {TOO_GOOD}"
+    for name in (data.get("blend") or {}) if evaluated else ():
+        for one in _reads(name, texts, line):
+            by = one.ancestor.name
+            if not one.is_same:
+                yield (
+                    f"continue_from: {by} trained on {one.corpus!r}, which has a source of {name!r}: documents that "
+                    f"were trained on {TOO_GOOD}"
+                )
+            elif one.is_whole:
+                yield f"continue_from: {by} trained on {name!r} in whole: documents that were trained on {TOO_GOOD}"
+            elif own is None and one.ancestor.run.data.get("split") is None:  # its recipe's, too
+                continue
+            elif own is None or shares_of_splits(own)[0] < one.trained:
+                yield (
+                    f"continue_from: data.split was {one.ancestor.split or RECIPES} in {by}, and is {own or RECIPES}: "
+                    f"documents that were trained on {TOO_GOOD}"
+                )
