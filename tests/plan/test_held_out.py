@@ -251,3 +251,18 @@ def test_a_set_that_means_other_documents_from_some_step_on_is_said(plans: PlanO
         "continue_from: data.split was 90,10,0, and is 95,5,0: from here on the validation loss is of other documents"
     )
     assert said in plans(wider).warnings
+
+
+def test_a_name_that_means_other_documents_in_another_run_is_said_and_no_figure_joins_them(plans: PlanOf) -> None:
+    runs = f"old: {{{LEFT}}}, mix: {{{BOTH}}}"
+    said = (
+        "data.validation_sets.eo: has other documents in other runs, so the report has eo (all of eo) and eo (eo held "
+        "out by 90,10,0): to compare the runs, name a corpus that none of them trains on"
+    )
+    assert plans(runs).warnings == {said: ["old", "mix"]}
+    figure = {"name": "one", "kind": "bar", "x": "run", "y": "valid/eo"}
+    found = problem(plans, runs, **{"report.figures": [figure]})
+    assert "report.figures[0].y" in found
+    assert "there are the columns 'valid/eo (all of eo)' and 'valid/eo (eo held out by 90,10,0)': name one" in found
+    plans(runs, **{"report.figures": [figure | {"y": "valid/eo (all of eo)"}]})
+    assert not plans(f"old: {{{BOTH}}}, mix: {{{BOTH}, training.seed: 2}}").warnings

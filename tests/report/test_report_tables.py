@@ -3,15 +3,19 @@
 import math
 import shutil
 import subprocess
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 import pytest
+from fake_runs import FakeExperiment
 
+from megaboa.files import write_json
+from megaboa.paths import RunFolder
 from megaboa.records import ExportedStep
 from megaboa.report.frames import Frames
 from megaboa.report.intervals import student
-from megaboa.report.runs import RunResult, passed
+from megaboa.report.runs import RunResult, load_runs, passed, with_names
 from megaboa.report.tables import (
     as_latex,
     as_markdown,
@@ -166,6 +170,44 @@ def test_losses_of_validation_sets_and_evaluations_stand_next_to_the_runs_also_w
     assert lines[1:] == [["4.5", "0.5", "NaN"], ["NaN", "1.0", ""], ["", "", ""], ["", "", ""]]
     assert (tmp_path / "tables" / "along.tsv").read_text() == "run\tstep\tacc\tf\na\t4\t0.25\t-inf\n"
     assert frames.validation["loss"].tolist()[:4] == [3.0, 9.0, 3.0, 4.5] and frames.runs["evaluation.f"].isna().all()
+
+
+def test_losses_of_different_documents_do_not_share_a_column(tmp_path):
+    runs = [
+        replace(
+            result(name, losses=(loss,)),
+            sets={"far": (documents,)},
+            steps=pd.DataFrame({"step": [9], "valid/far": [loss]}),
+        )
+        for name, loss, documents in (("a", 4.5, "all of x"), ("b", 3.5, "x held out by 98,1,1"))
+    ]
+    same = [replace(run, sets={"far": ("all of x",)}) for run in runs]
+    assert with_names(same) == same
+    first, second = with_names(runs)
+    assert first.last_losses == {"main": 3.0, "far (all of x)": 4.5}
+    assert second.last_losses == {"main": 3.0, "far (x held out by 98,1,1)": 3.5}
+    assert list(first.steps) == ["step", "valid/far (all of x)"]
+    save_tables([first, second], Frames([]), [], [], [], [], [], pd.DataFrame(), tmp_path)
+    head, *lines = (tmp_path / "tables/validation.tsv").read_text().splitlines()
+    assert head == "run\tmain\tfar (all of x)\tfar (x held out by 98,1,1)"
+    assert lines == ["a\t3.0\t4.5\t", "b\t3.0\t\t3.5"]
+
+
+def test_a_set_whose_documents_changed_while_a_run_continued_in_place_is_called_by_both(tmp_path):
+    experiment = FakeExperiment(tmp_path)
+    experiment.completed_run("base", steps=30)
+    experiment.measure("base")
+    run, sets = RunFolder(experiment.results / "runs" / "base"), {"x": {"x": 1.0}, "y": {"y": 1.0}}
+    load = {"optimizer": True, "rng": True}
+    parent = {"experiment": "tiny", "run": "base", "iteration": 10, "load": load, "identity": "0" * 64}
+    blends = ({"x": 1.0, "y": 1.0}, {"y": 1.0})
+    first, second = ({"data": {"blend": blend, "split": "90,10,0", "validation_sets": sets}} for blend in blends)
+    write_json(run.file("run"), {**second, "parent": parent})
+    assert load_runs(experiment.results)[0].names == {}, "of the version before nothing is known"
+    write_json(run.path / "earlier" / ("0" * 12) / "run.json", first)
+    assert load_runs(experiment.results)[0].names == {"x": "x (all of x, and before x held out by 90,10,0)"}
+    write_json(run.file("run"), {**second, "parent": {**parent, "held_out": {"x": "90,10,0"}}})
+    assert load_runs(experiment.results)[0].names == {}
 
 
 def test_a_validation_loss_that_is_not_finite_stands_in_the_table_of_runs():

@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from megaboa.blends import VALIDATION_SET
 from megaboa.files import read_jsonl, write_bytes
 from megaboa.records import LM_LOSS, AttemptStart, Evaluated, Step, StepEvent, read_ledger, read_steps
 from megaboa.store_paths import RunStore
@@ -31,9 +32,8 @@ COLUMNS = pa.schema(
         ("skipped", pa.bool_()),
     ]
 )
-# The column `loss` has the language model's loss; every other loss has a column `losses/<name>`.
-# Prefix of the columns with losses of further validation sets; null at steps without an evaluation.
-VALIDATION_SET = "valid/"
+# The column `loss` has the language model's loss; every other loss has a column `losses/<name>`, and those of further
+# validation sets `valid/<name>`; null at steps without an evaluation.
 
 Layers = dict[str, dict[str, Any]]  # by layer: tokens of each expert, and the smallest routing margins
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import itertools
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -18,7 +18,7 @@ from megaboa.config.problems import choose, no_value, some_nearest
 from megaboa.config.published import PublishedError, load_published
 from megaboa.config.yaml_file import dotted
 from megaboa.data.hub import is_id
-from megaboa.formats import some_of, text
+from megaboa.formats import listed, some_of, text
 from megaboa.layout import AXES, Layout
 from megaboa.paths import ExperimentFolder, RunFolder
 from megaboa.plan import device, documents, tasks
@@ -32,6 +32,7 @@ from megaboa.records import AgreementSpec, ExportRecord, Preflight, Tree, read_i
 from megaboa.store import closed, obstacle
 
 MAX_RUNS = 100_000
+AXES_OF_FIGURES = ("x", "y", "value", "hue", "dash", "facet", "over")  # keys that name a column
 GATHERED = (
     "checkpoint.reshardable is true, as another run continues from this one in another layout: at each save every rank "
     "gathers the optimizer's state of its stage in the host's memory, 12 bytes per parameter"
@@ -94,6 +95,14 @@ class _Planner:
         agreements = asked.agreements(names)
         for message, names in other_weights(runs, agreements).items():
             self.each.warnings.setdefault(message, []).extend(names)
+        apart = sets_told_apart(runs)
+        for name, shown in apart.items():
+            message = (
+                f"data.validation_sets.{name}: has other documents in other runs, so the report has "
+                f"{listed([*dict.fromkeys(shown.values())])}: to compare the runs, name a corpus that none of them "
+                "trains on"
+            )
+            self.each.warnings[message] = list(shown)
         compared = {name for one in agreements for name in (one.reference, *one.runs, *one.twins)}
         # The report needs this to distinguish a tie of two experts from a mistake.
         runs = [replace(run, launch=replace(run.launch, routing=True)) if run.name in compared else run for run in runs]
@@ -103,7 +112,7 @@ class _Planner:
         if sound and self.base.tune.trials_of is None:  # trials of settings may differ in what changes no loss
             pairs = [(one.reference, run) for one in agreements if one.tensors for run in one.runs]
             self.check_same(runs, repeated=set(map(frozenset, pairs)))
-        asked.check_figures(swept)
+        asked.check_figures(swept, apart)
         published = asked.published()
         asked.check_baseline(self.results)
         if why := obstacle(self.base.store):
@@ -335,6 +344,22 @@ def other_weights(runs: Collection[Run], agreements: Collection[AgreementSpec]) 
     return found
 
 
+def sets_told_apart(runs: Collection[Run]) -> dict[str, dict[str, str]]:
+    """By name the validation sets that have other documents in other runs: by run their names in the report."""
+    sets = {
+        run.name: {
+            name: (blends.documents_of_set(run.run.data, blend, run.run.held_out),)
+            for name, blend in blends.validation_sets(run.run.data).items()
+        }
+        for run in runs
+    }
+    found: dict[str, dict[str, str]] = {}
+    for run, names in blends.told_apart(sets).items():
+        for name, shown in names.items():
+            found.setdefault(name, {})[run] = shown
+    return found
+
+
 def _draw(run: Run) -> dict[str, int] | None:
     """The sizes on which a run's random initial weights depend; None if it has others, or the sizes are unknown."""
     sizes = Layout.of_run(run.run)
@@ -465,13 +490,20 @@ class Asked:
             )
         return result
 
-    def check_figures(self, swept: Collection[str]) -> None:
-        """`swept`: keys of the sweep, which are columns, too, also where runs that set them are left out or wrong."""
+    def check_figures(self, swept: Collection[str], apart: Mapping[str, Mapping[str, str]]) -> None:
+        """`swept`: keys of the sweep, which are columns, too, also where runs that set them are left out or wrong.
+        `apart`: names of validation sets in the report, by set and run."""
         seen: set[str] = set()
         for index, figure in enumerate(self.experiment.report.figures):
             path = ("report", "figures", index)
             if found := column_problem(figure, swept):
                 self.problems.add((*path, found[0]), found[1])
+            for key in AXES_OF_FIGURES:
+                prefix, column = blends.VALIDATION_SET, str(getattr(figure, key))
+                if column.startswith(prefix) and (names := apart.get(column.removeprefix(prefix))):
+                    columns = listed([repr(f"{prefix}{name}") for name in dict.fromkeys(names.values())])
+                    message = f"has other documents in other runs, so there are the columns {columns}: name one of them"
+                    self.problems.add((*path, key), message)
             if figure.name in seen:
                 self.problems.add((*path, "name"), f"two figures are called {figure.name!r}: rename one")
             seen.add(figure.name)
@@ -524,7 +556,7 @@ def column_problem(figure: Figure, swept: Iterable[str]) -> tuple[str, str] | No
     sweep."""
     planned = (name for name in documents.COLUMNS if name not in ("tokens", "state", "why"))
     known = dict.fromkeys([*metrics.columns(figure.data), *planned, *metrics.columns("runs"), *swept])
-    for key in ("x", "y", "value", "hue", "dash", "facet", "over"):
+    for key in AXES_OF_FIGURES:
         name = getattr(figure, key)
         if name is not None and name not in known and not name.startswith((metrics.EVALUATION, "losses/", "valid/")):
             return key, no_column(name, known)

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pandas as pd
 
-from megaboa.blends import MAIN
+from megaboa.blends import MAIN, VALIDATION_SET, documents_of_set, told_apart, validation_sets
 from megaboa.layout import NAMES, words
 from megaboa.metrics import EVALUATION
 from megaboa.observe.numbers import WARMUP_STEPS
-from megaboa.observe.steps import VALIDATION_SET
 from megaboa.paths import ExperimentFolder, RunFolder
 from megaboa.plan.documents import RECIPE, cell
 from megaboa.records import (
@@ -60,6 +59,8 @@ class RunResult:
     along: tuple[ExportedStep, ...] = ()  # exports of checkpoints along the training
     asked: Tree = field(default_factory=dict)  # run.json, of a run with metrics
     launched: Tree = field(default_factory=dict)  # launch.json
+    sets: dict[str, tuple[str, ...]] = field(default_factory=dict)  # documents of further validation sets, by name
+    names: dict[str, str] = field(default_factory=dict)  # of further validation sets in tables and figures, if others
 
     @property
     def model(self) -> str:
@@ -80,7 +81,7 @@ class RunResult:
         summary = self.summary or {}
         texts = summary.get("not_finite", {})
         return [
-            (one["step"], _by_set(one["losses"], texts, f"validation.{place}.losses"))
+            (one["step"], _by_set(one["losses"], texts, f"validation.{place}.losses", self.names))
             for place, one in enumerate(summary.get("validation", []))
         ]
 
@@ -128,16 +129,27 @@ class RunResult:
         return known or (RECIPE if RECIPE in map(self.plan.get, NAMES) else DP_ONLY)
 
 
-def _by_set(losses: Tree, texts: dict[str, str], path: str) -> dict[str, float]:
-    further = [name for name in losses if name.startswith(VALIDATION_SET)]
-    names = {LM_LOSS: MAIN, **{name: name.removeprefix(VALIDATION_SET) for name in further}}
+def _by_set(losses: Tree, texts: dict[str, str], path: str, others: Mapping[str, str]) -> dict[str, float]:
+    further = {name: name.removeprefix(VALIDATION_SET) for name in losses if name.startswith(VALIDATION_SET)}
+    names = {LM_LOSS: MAIN, **{name: others.get(short, short) for name, short in further.items()}}
     known = {name: texts.get(f"{path}.{name}", "nan") if loss is None else loss for name, loss in losses.items()}
     return {shown: float(known[name]) for name, shown in names.items() if name in known}
 
 
 def load_runs(results: Path) -> list[RunResult]:
     """Every run of plan.tsv, in its order."""
-    return [load_run(ExperimentFolder(results).run(row["run"]), row) for row in read_plan(results)]
+    return with_names([load_run(ExperimentFolder(results).run(row["run"]), row) for row in read_plan(results)])
+
+
+def with_names(runs: Sequence[RunResult]) -> list[RunResult]:
+    """The runs, with names that tell validation sets of different documents apart, also in their steps."""
+    names = told_apart({run.name: run.sets for run in runs})
+
+    def renamed(run: RunResult) -> pd.DataFrame | None:
+        columns = {f"{VALIDATION_SET}{name}": f"{VALIDATION_SET}{shown}" for name, shown in names[run.name].items()}
+        return run.steps if run.steps is None else run.steps.rename(columns=columns)
+
+    return [replace(run, names=names[run.name], steps=renamed(run)) if names[run.name] else run for run in runs]
 
 
 def read_plan(results: Path) -> list[dict[str, str]]:
@@ -200,7 +212,17 @@ def result_of(
         along=along.exports if along and train and along.identity == train.identity else (),
         asked=folder.document("run") if folder.file("run").exists() else {},
         launched=folder.document("launch") if folder.file("launch").exists() else {},
+        sets=_sets(folder) if folder.file("run").exists() else {},
     )
+
+
+def _sets(folder: RunFolder) -> dict[str, tuple[str, ...]]:
+    """The documents of each further validation set, and before them those that it had until the run continued in
+    place, if they were others."""
+    run, before = folder.run, folder.parent_folder if folder.is_in_place else None
+    earlier = _sets(before) if before and before.file("run").exists() else {}
+    found = {name: documents_of_set(run.data, one, run.held_out) for name, one in validation_sets(run.data).items()}
+    return {name: tuple(dict.fromkeys((one, *earlier.get(name, ())))) for name, one in found.items()}
 
 
 def passed(runs: Sequence[RunResult]) -> list[RunResult]:
