@@ -266,3 +266,14 @@ def test_a_name_that_means_other_documents_in_another_run_is_said_and_no_figure_
     assert "there are the columns 'valid/eo (all of eo)' and 'valid/eo (eo held out by 90,10,0)': name one" in found
     plans(runs, **{"report.figures": [figure | {"y": "valid/eo (all of eo)"}]})
     assert not plans(f"old: {{{BOTH}}}, mix: {{{BOTH}, training.seed: 2}}").warnings
+
+
+def test_tokens_are_those_of_the_run_and_of_its_parents(plans: PlanOf) -> None:
+    plan = plans(
+        "base: {data.blend: en},"
+        "child: {data.blend: en, continue_from: small/base@20, training.global_batch_size: 16},"
+        "last: {data.blend: en, continue_from: small/child@40, training.global_batch_size: 32}"
+    )
+    assert plan["base"].row["tokens"] == 100 * 8 * 128
+    assert plan["child"].row["tokens"] == (20 * 8 + 80 * 16) * 128
+    assert plan["last"].row["tokens"] == (20 * 8 + 20 * 16 + 60 * 32) * 128

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -114,7 +116,7 @@ class Parents:
             return run
         own = experiment == self.experiment and name == run.name
         line = self._line(run, parent, step)
-        joined = with_parent(run, experiment, name, step, parent.identity)
+        joined = with_parent(run, experiment, name, step, parent.identity, line)
         found = held_out(run.run, texts_of(run.config.corpora, run.corpora), line)
         if _is_done(joined, self.results, self.experiment):
             self._warn(run, found.of_finished)
@@ -122,7 +124,7 @@ class Parents:
         for path, message in found.problems:
             self.complain(run, path, message)
         if found.splits:
-            joined = with_parent(run, experiment, name, step, parent.identity, found.splits)
+            joined = with_parent(run, experiment, name, step, parent.identity, line, found.splits)
         if not _is_done(joined, self.results, self.experiment):
             read_otherwise = reads_otherwise(parent, joined) if own else ()
             self._warn(run, filter(None, (rises_again(parent, run, step), *found.warnings, *read_otherwise)))
@@ -520,6 +522,7 @@ def with_parent(
     name: str,
     step: int,
     identity: str | None,
+    line: Line,
     held_out: dict[str, str] | None = None,
 ) -> Run:
     """The run with its parent, in its identity and in its row of the plan. `identity`: the parent's, if it has the same
@@ -533,8 +536,21 @@ def with_parent(
     spec = replace(run.run, parent=parent)
     facts = replace(run.facts, training=replace(run.facts.training, steps_before=spec.steps_before))
     row = {**run.row, "parent": str(parent)}
+    if spec.steps_before:  # and those may have had other batches
+        row["tokens"] = tokens_until(spec, spec.training.get("train_iters"), line)
     launch = replace(run.launch, index=documents.index_name(spec))
     return replace(run, run=spec, launch=launch, row=row, facts=facts)
+
+
+def tokens_until(run: RunSpec, last: int | None, line: Line) -> int | None:
+    """The tokens of a run and its parents up to its last step; None if only a recipe, or a parent that is gone, knows
+    them."""
+    steps = [(run, last), *((one.run, one.step) for one in line.ancestors)]
+    sizes = [
+        [until and until - one.steps_before, *map(one.training.get, ("global_batch_size", "seq_length"))]
+        for one, until in steps
+    ]
+    return None if line.gone or None in itertools.chain(*sizes) else sum(map(math.prod, sizes))
 
 
 def model_difference(theirs: Tree, own: Tree) -> str | None:
