@@ -101,7 +101,7 @@ def test_a_graph_that_reached_outside_its_memory_on_an_h200():
 
 
 def test_data_of_a_recipe_is_not_in_the_store():
-    assert "delete the corpus's folder" in advice("data", Case())[0]
+    assert "remove the corpus's folder" in advice("data", Case())[0]
     [own] = advice("data", Case(own_data=True, in_image=True))
     assert "recipe's config.dataset" in own and "image.mounts" in own
 
