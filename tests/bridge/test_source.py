@@ -129,6 +129,10 @@ def test_a_model_that_starts_from_random_weights_is_saved_without_any(made, word
         ({"hidden_size": 32}, ["models.tiny.config.model_type: None"]),
         ({**DENSE, "num_hidden_layer": 3}, ["models.tiny.config.num_hidden_layer", "'num_hidden_layers'"]),
         ({**DENSE, "vocab_size": 200}, ["models.tiny.tokenizer", "300 tokens", "vocab_size of 200"]),
+        (
+            {**DENSE, "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+            ["models.tiny: ", "hf/config.json: rope_parameters.rope_type: 'linear' is lost"],
+        ),
         ({**DENSE, "hidden_size": "wide"}, ["models.tiny.config: transformers refuses it", "hidden_size"]),
     ],
 )

@@ -131,6 +131,29 @@ def test_also_in_a_local_folder(plan_of, tmp_path):
         plan_of(MODEL.format(f"hf: {tmp_path}"))
 
 
+LINEAR = {"model_type": "qwen3", "rope_scaling": {"rope_type": "linear", "factor": 2.0}}
+
+
+def test_positions_that_the_converter_loses_are_refused_with_their_key(plan_of, tmp_path):
+    said = r"rope_scaling\.rope_type: 'linear' is lost: Bridge's converter of qwen3 knows only default, yarn"
+    with pytest.raises(ConfigError, match=rf"models\.m\.config\.{said}"):
+        plan_of(MODEL.format(f"config: {json.dumps(LINEAR)}"))
+    (tmp_path / "config.json").write_text(json.dumps(LINEAR))
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ConfigError, match=rf"models\.m\.hf: {tmp_path}/config\.json: {said}"):
+        plan_of(MODEL.format(f"hf: {tmp_path}"))
+    with pytest.raises(ConfigError, match=rf"models\.m\.config\.{said}"):
+        plan_of(WITH_WEIGHTS.replace("{model_type: llama}", json.dumps(LINEAR)))
+
+
+def test_dynamic_positions_are_trained_within_the_models_length(plan_of):
+    config = {"model_type": "qwen3", "max_position_embeddings": 128, "rope_scaling": {"type": "dynamic", "factor": 2}}
+    text = MODEL.format(f"config: {json.dumps({**config, 'hidden_size': 64})}")
+    assert plan_of(text + "training: {seq_length: 128}\n").runs
+    with pytest.raises(ConfigError, match=r"training\.seq_length: 129: .*dynamic.*nearest: 128"):
+        plan_of(text + "training: {seq_length: 129}\n")
+
+
 def test_a_recipe_has_no_hugging_face_form(plan_of):
     recipe = "models: {m: {recipe: vanilla_gpt_pretrain_config, tokenizer: bpe}}\nmodel: m\nexport: {runs: all}\n"
     with pytest.raises(ConfigError, match=r"export\.runs: the run 'run' trains a recipe \(models\.m\)"):

@@ -84,6 +84,14 @@ CASES = {
         {"seq_length": 1024, "max_length": 1024, "learned_positions": True, "pretrained": True},
         {"seq_length": 512, "max_length": 1024},
     ),
+    "sequence_keeps_its_positions": Case(
+        {"seq_length": 1025, "longest_plain": 1024},
+        "training.seq_length",
+        "1025: transformers stretches the positions of sequences longer than 1024",
+        (1024,),
+        {"seq_length": 1024, "longest_plain": 1024},
+        {"seq_length": 4096},
+    ),
     "rotary_positions_turn_pairs": Case(
         {"head_dim": 15, "rotary": 1.0},
         "model.kv_channels",

@@ -24,6 +24,7 @@ from megaboa.files import digest, folder_digests, link, write_text
 from megaboa.layout import Layout
 from megaboa.paths import CARD, AlongFolder, RunFolder, run_of
 from megaboa.records import (
+    Check,
     ExportRecord,
     ExportSpec,
     GenerateSpec,
@@ -37,6 +38,9 @@ from megaboa.run import checkpoints
 from megaboa.store_paths import RunStore
 
 NO_ROOM = "Free some space, or set `store` to another place"
+# Checks that damaged files fail, so that another conversion may help; and those of what converters make each time.
+OF_FILES = {"files", "round trip", "second export", "read back"}
+OF_CONVERTERS = {"tensors", "experts", "vocabulary", "head", "Megatron parameters", "logits"}
 VERSIONS = ("megatron-bridge", "megatron-core", "torch", "transformers")  # named in an export's card
 
 
@@ -102,8 +106,21 @@ def prove_import(
         checks = proof.prove_import(source, Path(imported.checkpoint), layout)
     if not checks:
         return
-    remedy = f"; to import it again, remove {Path(imported.checkpoint).parent} and {manifest}"
+    again = f"to import it again, remove {Path(imported.checkpoint).parent} and {manifest}"
+    remedy = _remedy(checks, again, source.path)
     conclude(f"import of model {source.name}", checks, out, remedy, digest=imported.digest, **facts)
+
+
+def _remedy(checks: list[Check], again: str, folder: str) -> str:
+    failed = {one.name for one in checks if not one.passed}
+    if failed & OF_FILES:
+        return f"; {again}"
+    if failed & OF_CONVERTERS:
+        return (
+            f"; converting it again gives the same: compare {folder}/config.json with what Bridge's converter of the "
+            "family carries over (docs/how-to/huggingface.md, Rotary positions)"
+        )
+    return ""  # the check's own words say it
 
 
 def export_model(
@@ -174,7 +191,8 @@ def prove_export(
         checks, left_out = proof.prove_export(export, source, run_of(out), layout)
     if not checks:
         return
-    remedy = f"; to export it again, remove {export.path} and {manifest}"
+    again = f"to export it again, remove {export.path} and {manifest}"
+    remedy = _remedy(checks, again, export.path)
     at = f"@{export.iteration}" if isinstance(run_of(out), AlongFolder) else ""
     subject = f"export of run {export.run}{at}"
     conclude(subject, checks, out, remedy, digest=export.digest, left_out=left_out, **facts)

@@ -36,6 +36,8 @@ from megaboa.records import ModelSource
 UNTRAINED = {"gradient_accumulation_fusion": False}
 # All parameters come from files, as the proof verifies. Drawing random ones would take a minute per 8 billion.
 UNDRAWN = {"perform_initialization": False}
+# transformers' defaults of YaRN, by Bridge's fields
+YARN = {"yarn_beta_fast": 32.0, "yarn_beta_slow": 1.0, "yarn_correction_range_round_to_int": True}
 # The launcher notices a rank that dies. One that reads a large model, or waits for another job's, is merely slow.
 PATIENCE = timedelta(days=1)
 
@@ -137,12 +139,15 @@ class _Outline(PreTrainedCausalLM):
 
 
 def provider_of(bridge: AutoBridge, load_weights: bool = True) -> Any:
-    """Bridge's provider, which builds the model. Bridge 0.6.2 assumes heads of 128 for Qwen2.5-VL's rotary sections."""
+    """Bridge's provider, which builds the model. Bridge 0.6.2 assumes heads of 128 for Qwen2.5-VL's rotary sections.
+    Of YaRN it has no defaults."""
     provider = bridge.to_megatron_provider(load_weights=load_weights)
     config = bridge.hf_pretrained if isinstance(bridge.hf_pretrained, PreTrainedConfig) else bridge.hf_pretrained.config
     rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
     if hasattr(provider, "mrope_section") and rope.get("mrope_section"):
         provider.mrope_section = list(rope["mrope_section"])
+    if getattr(provider, "position_embedding_type", None) == "yarn":
+        vars(provider).update({field: value for field, value in YARN.items() if getattr(provider, field) is None})
     return provider
 
 

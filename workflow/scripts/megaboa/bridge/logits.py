@@ -5,8 +5,10 @@ The CPU backend, where it is needed, must be active before this module is import
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,32 +22,53 @@ from megaboa.bridge.verdict import check
 from megaboa.records import Check
 
 PROBE_SEQUENCES, PROBE_TOKENS = 2, 64
+# What the long sequence may cost: operations, numbers in its logits and in a layer's attention, tokens times layers of
+# experts. Of many tokens, one has two experts that rounding alone can swap.
+OPERATIONS, LOGITS, ATTENTION, ROUTED = 1e13, 2**27, 2**25, 2**13
 
 
-def same_logits(model: list[torch.nn.Module], reference: Reference | None, vocab_size: int) -> list[Check]:
-    """Check that both models give the same logits in fp32. Only the last rank, which has the reference, returns a
-    result.
+def same_logits(
+    model: list[torch.nn.Module], reference: Reference | None, vocab_size: int, length: int, params: int
+) -> list[Check]:
+    """Check that both models give the same logits in fp32: for short sequences, and for one up to `length` tokens, as
+    long as the model's `params` allow at little cost. Only the last rank, which has the reference, returns a result.
 
     The model is left in fp32, or with hooks that make it compute in fp32.
     """
-    tokens = torch.randint(vocab_size, (PROBE_SEQUENCES, PROBE_TOKENS), generator=torch.Generator().manual_seed(1))
     whole = unwrap_model(model)[0].eval()
     is_held = compute_in_fp32(whole)
-    seen = image_text.probe(whole.config, tokens)  # a vision model gets an image in each sequence
-    found = megatron_logits(whole, tokens, vocab_size, seen)
+    random = torch.Generator().manual_seed(1)
+    probes = [torch.randint(vocab_size, (PROBE_SEQUENCES, PROBE_TOKENS), generator=random)]
+    seen = image_text.probe(whole.config, probes[0])  # a vision model gets an image in each sequence
+    long = 0 if seen else affordable(whole.config, vocab_size, length, params)
+    probes += [torch.randint(vocab_size, (1, long), generator=random)] if long > PROBE_TOKENS else []
+    differences, largest = [], 1.0
+    for tokens in probes:
+        found = megatron_logits(whole, tokens, vocab_size, seen)
+        if reference is not None:
+            with torch.no_grad():
+                expected = reference.model(tokens, **seen).logits
+            largest = max(largest, expected.abs().max().item())
+            differences.append((found - expected).abs().max())
     if reference is None:
         return []
-    with torch.no_grad():
-        expected = reference.model(tokens, **seen).logits
-    scale = max(1.0, expected.abs().max().item())
-    difference = (found - expected).abs().max().item() / scale
-    detail = f"largest difference {difference:.1e} of the largest logit, over {tokens.numel()} tokens"
-    detail += f" and {len(tokens)} images" if seen else ""
+    difference = torch.stack(differences).max().item() / largest  # a NaN stays one
+    detail = f"largest difference {difference:.1e} of the largest logit, over {PROBE_SEQUENCES} sequences of "
+    detail += f"{PROBE_TOKENS} tokens{f' and one of {long:,}' if len(probes) > 1 else ''}"
+    detail += f" and {PROBE_SEQUENCES} images" if seen else ""
     detail += f" in fp32, transformers' model {reference.how}"
     detail += "" if is_held else ", Megatron's weights widened layer by layer"
     bound = logits_bound(whole.config.num_layers, whole.config.hidden_size)
     # A NaN compares as false, so it fails.
     return [check("logits", difference <= bound, f"{detail}; allowed {bound:.1e}", difference)]
+
+
+def affordable(config: Any, vocab_size: int, length: int, params: int) -> int:
+    """The length of the long sequence: `length`, or what costs little."""
+    most = [length, OPERATIONS / (2 * params), LOGITS / vocab_size, math.sqrt(ATTENTION / config.num_attention_heads)]
+    if getattr(config, "num_moe_experts", None):
+        most.append(ROUTED / config.num_layers)
+    return int(min(most))
 
 
 def compute_in_fp32(model: torch.nn.Module) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 from megaboa import files, records
 from megaboa.blends import corpora
 from megaboa.bridge.process import playing_rank_0_of
-from megaboa.check import needs_image
+from megaboa.check import needs_image, rope
 from megaboa.check.facts import Facts
 from megaboa.data import hub
 from megaboa.errors import InputError
@@ -76,7 +76,7 @@ def _check(
     config = configuration.build_as_launched(folder, inputs)
     if run.own_recipe:
         recipe_models.refuse_misspelt(config, run.own_recipe)
-    facts = facts_of(config, run, folder.launch, folder.profile)
+    facts = _with_positions(facts_of(config, run, folder.launch, folder.profile), inputs.source)
     known.append(facts)
     findings = table.check(facts)
     if errors := [str(one) for one in findings if one.level == "error"]:
@@ -116,6 +116,12 @@ def _check(
         if "parameters" in played[key] and inside is None:
             played[key] |= _play_export(config, run, inputs.source, played)
     return dataclasses.replace(result, **played.get(key, {}))
+
+
+def _with_positions(facts: Facts, source: ModelSource | None) -> Facts:
+    """Add what Bridge's configuration doesn't keep of the model's config."""
+    longest = rope.longest_plain(files.read_json(Path(source.path) / "config.json")) if source else None
+    return dataclasses.replace(facts, model=dataclasses.replace(facts.model, longest_plain=longest))
 
 
 def _without_data(config: Any, folder: RunFolder) -> list[str]:

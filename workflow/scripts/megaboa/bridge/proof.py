@@ -23,7 +23,7 @@ from megatron.bridge.data.utils import get_dataset_provider
 from megatron.bridge.training.config import runtime_config_update
 from megatron.core import parallel_state
 from megatron.core.utils import unwrap_model
-from transformers import AutoConfig, AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig
 
 from megaboa.blends import SPLITS
 from megaboa.bridge import adapters, configuration, datasets, finetuning, reference, tuned_samples, weights
@@ -91,7 +91,7 @@ def prove_import(source: ModelSource, checkpoint: Path, layout: Layout = WHOLE) 
         else:
             deque(hf_tensors(bridge, model), maxlen=0)  # every rank contributes its parts
         theirs = reference.load(source.path, source.params) if is_last() else None
-        checks += same_logits(model, theirs, config.get_text_config().vocab_size)
+        checks += same_logits(model, theirs, *_probed(config, source))
         return checks if is_last() else []
 
 
@@ -108,7 +108,8 @@ def prove_export(
     else:
         found = None
     bridge, checkpoint = converter_of(source), Path(export.checkpoint)
-    vocab_size = AutoConfig.from_pretrained(source.path, local_files_only=True).get_text_config().vocab_size
+    config = AutoConfig.from_pretrained(source.path, local_files_only=True)
+    vocab_size, longest, params = _probed(config, source)
     with process_groups(source.device, layout):
         if not from_all(found is None or found.can_be_read)[-1]:
             return (found.checks, found.left_out) if found else ([], {})
@@ -117,7 +118,7 @@ def prove_export(
         trained_bits = parameter_digests(bridge, model, vocab_size)
         checks.append(second_export(bridge, model, folder, source, export))
         theirs = reference.load(export.path, source.params) if found else None
-        checks += same_logits(model, theirs, vocab_size)
+        checks += same_logits(model, theirs, vocab_size, folder.run.training.get("seq_length") or longest, params)
         del model  # same_logits has made it compute in fp32
         model = load_trained(bridge, folder, checkpoint, layout)
         checks += trained_further(bridge, model, folder, layout, trained_bits, vocab_size)
@@ -132,6 +133,12 @@ def prove_export(
     with process_groups(source.device):  # loads the base's weights into the reference
         merged, unseen = adapters.prove(bridge, folder, Path(export.path), theirs.model)
     return [*checks, *merged], found.left_out | unseen
+
+
+def _probed(config: PreTrainedConfig, source: ModelSource) -> tuple[int, int, int]:
+    """Sizes that decide how logits are compared: of the vocabulary, of the longest sequence, of the model."""
+    text = config.get_text_config()
+    return text.vocab_size, getattr(text, "max_position_embeddings", 0) or 0, source.params
 
 
 class _Found:

@@ -27,7 +27,7 @@ from megatron.bridge.training.config import ConfigContainer
 
 from megaboa import bridge_recipes, recipe_files
 from megaboa.bridge.continuation import ARCHITECTURE
-from megaboa.bridge.convert import bridge_of
+from megaboa.bridge.convert import bridge_of, provider_of
 from megaboa.data import hub
 from megaboa.files import is_python
 from megaboa.records import ModelSource, Tree
@@ -44,11 +44,15 @@ FIELDS = (
         "moe_router_topk_scaling_factor",
         "moe_router_enable_expert_bias",
     ),
-    *("mtp_num_layers", "yarn_rotary_scaling_factor", "layernorm_zero_centered_gamma", "softmax_type"),
+    *("mtp_num_layers", "layernorm_zero_centered_gamma", "softmax_type"),
+    *("yarn_rotary_scaling_factor", "yarn_original_max_position_embeddings", "yarn_beta_fast", "yarn_beta_slow"),
+    *("yarn_mscale", "yarn_mscale_all_dim", "yarn_correction_range_round_to_int"),
+    *("rope_scaling", "rope_scaling_factor", "seq_len_interpolation_factor"),
 )
 NEUTRAL = {  # the meaning of None
     **{"moe_router_num_groups": 1, "moe_router_group_topk": 1, "moe_router_topk_scaling_factor": 1.0},
     **{"mtp_num_layers": 0, "softmax_type": "vanilla", "moe_shared_expert_intermediate_size": 0},
+    **{"rope_scaling": False, "seq_len_interpolation_factor": 1.0},
 }
 SHOWN = 6
 SIMILAR = 0.85  # names of fields, as difflib compares them
@@ -230,7 +234,7 @@ def reading(model: Tree, source: ModelSource | None) -> Iterator[None]:
 
 def refuse_another(own: Any, model: Tree, source: ModelSource) -> None:
     """Refuse a recipe that, with overrides, builds another model than the one whose weights and config are used."""
-    theirs = bridge_of(source).to_megatron_provider(load_weights=False)
+    theirs = provider_of(bridge_of(source), load_weights=False)
     mine, wanted = _architecture(own), _architecture(theirs)
     found = [_named(field, mine[field], wanted[field]) for field in mine if mine[field] != wanted[field]]
     if not found:
@@ -250,7 +254,7 @@ def refuse_overrides(own: Any, model: Tree, source: ModelSource, overrides: Tree
     if not fields:
         return
     mine = _architecture(own)
-    theirs = _architecture(bridge_of(source).to_megatron_provider(load_weights=False))
+    theirs = _architecture(provider_of(bridge_of(source), load_weights=False))
     for field in sorted(fields):
         if mine[field] != theirs[field]:
             raise ValueError(
@@ -271,6 +275,8 @@ def _architecture(provider: Any) -> Tree:
     found["kv_channels"] = found["kv_channels"] or (hidden // heads if hidden and heads else None)
     found["window_size"] = list(found["window_size"]) if found["window_size"] else None
     found["activation_func"] = getattr(found["activation_func"], "__name__", None)
+    if not found["rope_scaling"]:  # megatron-core doesn't read the factor then
+        found["rope_scaling_factor"] = None
     if found["multi_latent_attention"]:
         found |= dict.fromkeys(("num_query_groups", "kv_channels"))  # it has ranks and sizes of its own instead
     if found["num_moe_experts"]:

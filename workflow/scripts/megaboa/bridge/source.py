@@ -18,6 +18,7 @@ from megaboa import store
 from megaboa.bridge import weights
 from megaboa.bridge.quiet import quietly
 from megaboa.bridge.random_weights import PIECE, drawn_in_pieces
+from megaboa.check import rope
 from megaboa.data import hub, tokenizer
 from megaboa.errors import InputError, naming
 from megaboa.files import digest, file_digest, folder_digests, read_json, write_json
@@ -60,6 +61,8 @@ def obtain(spec: ModelSpec) -> ModelSource:
     found = _find(spec, f"{key}.hf") if spec.config is None else _make(spec, named, key)
     used = named or tokenizer.find(str(found.path))
     config = read_config(found.path, key)
+    if lost := rope.lost(read_json(found.path / "config.json")):
+        raise InputError(f"{key}: {found.path}/config.json: {lost}")
     vocab_size = config.get_text_config().vocab_size
     if spec.config is None and spec.weights:
         _require_fit(config, found.path, f"{key}.hf")

@@ -39,6 +39,7 @@ class Model:
     max_length: int | None = None
     learned_positions: bool = False
     rotary: float | None = None  # the part of a head that rotary positions turn; None: none, or not known
+    longest_plain: int | None = None  # the longest sequence whose rotary positions transformers doesn't stretch
     tied: bool | None = None
     gated: bool = True
     bias: bool = False

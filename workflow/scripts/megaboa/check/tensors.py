@@ -122,6 +122,16 @@ def sequence_fits_the_positions(f: Facts) -> Broken | None:
     return warning("training.seq_length", text, (longest,))
 
 
+def sequence_keeps_its_positions(f: Facts) -> Broken | None:
+    """A model whose rope_type is dynamic trains on sequences of at most max_position_embeddings: transformers stretches
+    the rotary positions of longer ones, which Megatron doesn't, so the export would be another model."""
+    seq, longest = f.training.seq_length, f.model.longest_plain
+    if seq is None or longest is None or seq <= longest:
+        return None
+    text = f"transformers stretches the positions of sequences longer than {longest} (rope_type: dynamic), Megatron not"
+    return Broken("training.seq_length", f"{seq}: {text}", (longest,))
+
+
 def rotary_positions_turn_pairs(f: Facts) -> Broken | None:
     """Rotary positions turn the numbers of a head in pairs, and a head has room for the last pair: megatron-core rounds
     an odd part up, and the first step fails if that exceeds the head."""
@@ -239,6 +249,7 @@ RULES = (
     sequence_divides_over_context,
     sequence_divides_over_tensor_ranks,
     sequence_fits_the_positions,
+    sequence_keeps_its_positions,
     rotary_positions_turn_pairs,
     context_ranks_exchange_in_a_known_way,
     masks_of_documents_have_no_context_parallelism,

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError, create_model
 
 from megaboa import blends, files, model_kinds, recipe_files
-from megaboa.check import experts, pipeline, refusals, table, tensors
+from megaboa.check import experts, pipeline, refusals, rope, table, tensors
 from megaboa.check.facts import Facts, not_a
 from megaboa.check.facts import Model as ModelFacts
 from megaboa.check.rule import Finding, Rule, finding
@@ -178,8 +178,14 @@ class RunPlanner:
         recipe = str(definition.get("recipe") or "")
         if files.is_python(recipe) and (wrong := model_kinds.in_file(recipe)[1]):
             self.problems.add(self.problems.place_of(("models", model, "recipe"), choice), wrong)
+        place = ("models", model, key)
         if config and (message := families.problem(config, model, "recipe" in definition)):
-            self.problems.add(self.problems.place_of(("models", model, key), choice), message)
+            self.problems.add(self.problems.place_of(place, choice), message)
+        elif config and (lost := rope.lost(config)):
+            if key == "config":
+                self.problems.add(self.problems.place_of((*place, *lost.keys), choice), lost.message)
+            else:
+                self.problems.add(self.problems.place_of(place, choice), f"{definition[key]}/config.json: {lost}")
 
     def check_recipe(self, recipe: str | None, model: str, choice: Choice) -> None:
         """Warn of a recipe that the bundle will refuse, which is made after all training."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from megaboa import bridge_recipes, files, model_kinds
+from megaboa.check import rope
 from megaboa.check.facts import KEYS, Cluster, Facts, Kernels, Model, Profiling, Training, from_json, with_overrides
 from megaboa.config.check import is_local
 from megaboa.config.formula import Number
@@ -191,6 +192,7 @@ def _model(hf_config: Tree | None, tokenizer_vocab: int | None, pretrained: bool
         vocab_multiple=math.gcd(vocabulary or 0, 128),  # as Bridge's converters do it
         max_length=c.get("max_position_embeddings"),
         rotary=1.0 if families.is_wholly_rotary(c) else None,
+        longest_plain=rope.longest_plain(hf_config),
         tied=tied,
         gated=family not in families.UNGATED,
         bias=families.has_bias(c),
