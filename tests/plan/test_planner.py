@@ -359,7 +359,22 @@ def test_corpora_and_tokenizers_of_runs(plan_of: PlanOf) -> None:
 
 def test_models_with_different_tokenizers_can_not_share_a_corpus(plan_of: PlanOf) -> None:
     text = "models: {other: {hf: org/name}}\nsweep: {runs: {a: {model: dense}, b: {model: other}}}"
-    with pytest.raises(ConfigError, match=r"corpora\.text: .*dense wants bpe, other wants org/name"):
+    with pytest.raises(
+        ConfigError, match=r"corpora\.text: .*dense wants bpe, other wants org/name.*or name one .*: bpe"
+    ):
+        plan_of(text)
+
+
+def test_models_whose_tokenizers_have_the_same_files_share_a_corpus(plan_of: PlanOf, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps({"model_type": "qwen3", "hidden_size": 64}))
+        (tmp_path / name / "tokenizer.json").write_text("{}")
+    models = f"models: {{one: {{hf: {tmp_path}/one}}, two: {{hf: {tmp_path}/two}}}}\n"
+    text = f"corpora: {{text: {{source: python-stdlib}}}}\n{models}sweep: {{grid: {{model: [one, two]}}}}\n"
+    assert plan_of(text).corpus_tokenizers["text"] == f"{tmp_path}/one"
+    (tmp_path / "two" / "tokenizer.json").write_text('{"model": null}')
+    with pytest.raises(ConfigError, match=r"corpora\.text: the models need different tokenizers"):
         plan_of(text)
 
 

@@ -305,6 +305,19 @@ def is_local(name: str) -> bool:
     return name.startswith(("./", "../", "/", "~")) or name.count("/") > 1 or FilePath(name).is_dir()
 
 
+def _looks_local(name: str) -> bool:
+    """Whether a name that could be an id of the hub is a path: its first part is a folder here."""
+    first, slash, _ = name.partition("/")
+    return bool(slash) and FilePath(first).is_dir()
+
+
+def _folders(parent: FilePath) -> list[str]:
+    try:
+        return [path.name for path in parent.iterdir() if path.is_dir()]
+    except OSError:
+        return []
+
+
 def _model_problem(field: str, value: Any, trained: list[str]) -> list[str]:
     match field:
         case "hf":
@@ -318,11 +331,14 @@ def _model_problem(field: str, value: Any, trained: list[str]) -> list[str]:
 
 
 def _folder_problem(name: Any, needs: str | None) -> list[str]:
-    if not isinstance(name, str) or not is_local(name):
+    if not isinstance(name, str) or not (is_local(name) or _looks_local(name)):
         return []
     folder = FilePath(name).expanduser()
     if not folder.is_dir():
-        return [f"there is no folder {name!r}: check the path"]
+        hint = nearest(folder.name, _folders(folder.parent))
+        meant = f"did you mean {str(folder.with_name(hint))!r}?" if hint else "check the path"
+        no_id = "" if is_local(name) else f" ({folder.parent} is a folder here, and not taken for an owner on the hub)"
+        return [f"there is no folder {name!r}{no_id}: {meant}"]
     if needs and not (folder / needs).is_file():
         return [f"the folder {name!r} has no {needs}: it is not a Hugging Face model"]
     if needs:
@@ -365,8 +381,10 @@ def _code_problem(path: Any) -> list[str]:
 def _tokenizer_problem(name: Any, trained: list[str]) -> list[str]:
     if not isinstance(name, str) or name in trained:
         return []
+    if problem := _folder_problem(name, None):
+        return problem
     if is_local(name):
-        return _folder_problem(name, None)
+        return []
     hint = None if "/" in name else nearest(name, trained)
     return [f"there is no tokenizer {name!r}; did you mean {hint!r}?"] if hint else []
 

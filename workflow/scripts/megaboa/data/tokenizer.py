@@ -109,6 +109,12 @@ def find(folder: str | Path) -> Reference | None:
     return Reference(str(folder), digest({path.name: file_digest(path) for path in paths}))
 
 
+def are_same(names: Iterable[str]) -> bool:
+    """Whether these are folders whose files make tokens in the same way."""
+    found = [find(Path(name).expanduser()) for name in names]
+    return None not in found and len({one.digest for one in found if one}) == 1
+
+
 def load(reference: Reference) -> PreTrainedTokenizerFast:
     """The fast tokenizer of a folder; slow ones, written in Python, are refused."""
     from transformers import AutoTokenizer

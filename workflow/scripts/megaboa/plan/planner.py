@@ -17,6 +17,7 @@ from megaboa.config.models.resources import Budget
 from megaboa.config.problems import choose, no_value, some_nearest
 from megaboa.config.published import PublishedError, load_published
 from megaboa.config.yaml_file import dotted
+from megaboa.data import tokenizer
 from megaboa.data.hub import is_id
 from megaboa.formats import listed, some_of, text
 from megaboa.layout import AXES, Layout
@@ -244,9 +245,12 @@ class _Planner:
                 else:
                     found.setdefault(corpus, {}).setdefault(asked, run.model)
         for corpus, asked in found.items():
-            if len(asked) > 1:
-                listed = ", ".join(f"{model} wants {tokenizer}" for tokenizer, model in asked.items())
-                message = f"the models need different tokenizers ({listed}): define the corpus once for each of them"
+            if len(asked) > 1 and not tokenizer.are_same(asked):
+                listed = ", ".join(f"{model} wants {name}" for name, model in asked.items())
+                message = (
+                    f"the models need different tokenizers ({listed}): define the corpus once for each of them, or "
+                    f"name one tokenizer for all (models.<name>.tokenizer: {next(iter(asked))})"
+                )
                 self.problems.add(("corpora", corpus), message)
         return given | {corpus: next(iter(asked)) for corpus, asked in found.items()}
 
