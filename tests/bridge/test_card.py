@@ -142,7 +142,7 @@ def test_weights_of_an_inline_config_are_called_random(tmp_path):
     text = card_of(tmp_path, run={**RUN, "model": model}, source=made.source())
     assert "| started from | random weights, drawn from seed 3 |" in text and "base_model" not in text
     text = card_of(tmp_path, source=made.source())
-    assert "| started from | the source's weights |" in text, "of a local folder"
+    assert "| started from | the weights in the local folder base |" in text
 
 
 def test_the_same_run_gives_the_same_card(tmp_path):

@@ -16,7 +16,7 @@ from tiny_models import DENSE, MOE, TIED_BF16, specification, train_tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import megaboa
-from megaboa.bridge.source import has_weights, obtain, saved_tensors
+from megaboa.bridge.source import copy_settings, has_weights, obtain, saved_tensors, settings_digests
 from megaboa.bridge.tensor_checks import kinds
 from megaboa.bridge.weights import Tensors
 from megaboa.errors import InputError
@@ -140,6 +140,12 @@ def test_a_mistake_in_a_config_is_named(words, tmp_path, config, said):
     with pytest.raises(InputError) as error:
         obtain(specification(tmp_path, words, config=config))
     assert all(part in str(error.value) for part in said), error.value
+
+
+def test_a_tokenizer_that_was_extended_needs_rows_in_the_model(made, tmp_path):
+    words = train_tokenizer(tmp_path / "tokenizer", 310)
+    with pytest.raises(InputError, match=r"310 tokens.*vocab_size of 300; resize_token_embeddings\(310\)"):
+        obtain(specification(tmp_path, words, config=None, hf=made.path))
 
 
 def test_a_local_folder_is_used_where_it_lies(made, tmp_path):
@@ -288,3 +294,15 @@ def test_a_chat_template_is_no_part_of_the_model_and_counts_for_itself(folder, t
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 1e-3}))
     assert obtained(folder, tmp_path, None).digest != before.digest
+
+
+def test_a_licence_goes_with_the_export_and_is_no_part_of_the_model(folder, tmp_path):
+    before = obtained(folder, tmp_path, None)
+    copied_before = settings_digests(before).keys()
+    (folder / "LICENSE.txt").write_text("mine")
+    (folder / "NOTICE").write_text("read it")
+    found = obtained(folder, tmp_path, None)
+    assert found.digest == before.digest
+    assert settings_digests(found).keys() - copied_before == {"LICENSE.txt", "NOTICE"}
+    copy_settings(found, "float32", tmp_path)
+    assert (tmp_path / "LICENSE.txt").read_text() == "mine" and (tmp_path / "NOTICE").read_text() == "read it"

@@ -116,7 +116,9 @@ def _start(run: RunSpec, source: ModelSource) -> str:
         return "random weights"
     if run.model.get("config"):
         return "random weights" + (f", drawn from seed {run.model['seed']}" if "seed" in run.model else "")
-    return f"{run.model['hf']} at {source.revision}" if source.revision else "the source's weights"
+    if source.revision:
+        return f"{run.model['hf']} at {source.revision}"
+    return f"the weights in the local folder {Path(run.model['hf']).name}"
 
 
 def _tokens_seen(folder: RunFolder, iteration: int) -> str:

@@ -35,6 +35,7 @@ GENERATION = "generation_config.json"
 CONFIG_FILES = ["config.json", GENERATION]
 WEIGHT_FILES = ["*.safetensors", "*.safetensors.index.json"]
 TEMPLATE_FILES = "chat_template*"
+LEGAL_FILES = ["LICENSE*", "LICENCE*", "NOTICE*"]
 TOKENIZER_FILES = [*tokenizer.FILES, TEMPLATE_FILES]
 # Keys that transformers converts when it reads a config.
 CONVERTED_KEYS = {"rope_theta", "rope_scaling", "partial_rotary_factor", "torch_dtype"}
@@ -67,7 +68,7 @@ def obtain(spec: ModelSpec) -> ModelSource:
     if spec.config is None and spec.weights:
         _require_fit(config, found.path, f"{key}.hf")
     if used:
-        _check_vocabulary(used, vocab_size, f"{key}.tokenizer")
+        _check_vocabulary(used, vocab_size, f"{key}.tokenizer", spec.hf)
     return ModelSource(
         name=spec.name,
         path=str(found.path),
@@ -120,7 +121,7 @@ def read_config(folder: str | Path, key: str) -> PreTrainedConfig:
 
 
 def copy_settings(source: ModelSource, dtype: str, folder: Path) -> None:
-    """Copy everything of an exported model but the weights: config, generation config, tokenizer and chat template.
+    """Copy everything of an exported model but the weights: configs, tokenizer, chat template, licence.
 
     These are the source's own files; only the type of the weights comes from the training.
     """
@@ -131,13 +132,20 @@ def copy_settings(source: ModelSource, dtype: str, folder: Path) -> None:
     _generation_config(origin, folder)
     for name in _tokenizer_files(source.tokenizer):
         shutil.copyfile(Path(source.tokenizer, name), folder / name)
+    for path in _legal_files(origin):
+        shutil.copyfile(path, folder / path.name)
 
 
 def settings_digests(source: ModelSource) -> dict[str, str]:
     """Digests of files that change an export, but no training."""
     templates = [Path(source.tokenizer, name) for name in _tokenizer_files(source.tokenizer)]
     given = Path(source.path, GENERATION)
-    return {path.name: file_digest(path) for path in [*templates, *([given] if given.exists() else [])]}
+    others = [*([given] if given.exists() else []), *_legal_files(Path(source.path))]
+    return {path.name: file_digest(path) for path in [*templates, *others]}
+
+
+def _legal_files(folder: Path) -> list[Path]:
+    return sorted(path for pattern in LEGAL_FILES for path in folder.glob(pattern) if path.is_file())
 
 
 def _tokenizer_files(folder: str | None) -> list[str]:
@@ -177,7 +185,7 @@ def _find(spec: ModelSpec, key: str) -> Found:
         files = [path for path in files if path.name != GENERATION and not path.name.startswith("chat_template")]
         content = digest({path.name: file_digest(path) for path in files})
     else:
-        folder, commit = hub.download(spec.hf, spec.revision, patterns, key)
+        folder, commit = hub.download(spec.hf, spec.revision, [*patterns, *LEGAL_FILES], key)
         content = digest({"hub": spec.hf, "commit": commit, "weights": spec.weights})
     if not (folder / "config.json").exists():
         raise InputError(f"{key}: {folder} has no config.json; name the folder of a Hugging Face model")
@@ -318,10 +326,14 @@ def _on_meta_device(config: PreTrainedConfig, **options: Any) -> PreTrainedModel
         return class_of(config).from_config(config, **options)
 
 
-def _check_vocabulary(used: tokenizer.Reference, vocab_size: int, key: str) -> None:
+def _check_vocabulary(used: tokenizer.Reference, vocab_size: int, key: str, hf: str | None) -> None:
     size = len(tokenizer.load(used))
     if size > vocab_size:
+        remedy = (
+            f"resize_token_embeddings({size}) of transformers adds rows: save that model, with this tokenizer, to a "
+            f"folder, and name it instead of {hf} (docs/how-to/huggingface.md, More tokens)"
+        )
         raise InputError(
             f"{key}: the tokenizer {used.path} has {size} tokens, more than the model's vocab_size of {vocab_size}; "
-            "raise vocab_size or take another tokenizer"
+            f"{remedy if hf else 'raise vocab_size'}, or take another tokenizer"
         )
