@@ -138,6 +138,7 @@ BRIDGES_ALONE = {
     "a field that Bridge doesn't have": {"overrides": {"model.hiden_dropout": 0.1}},
     "a recipe of another model": {"model": "recipes/gpt_tiny.py", "of": "moe"},
     "a recipe that changes the model": {"model": READS, "of": "dense", "args": {"changes": {"rotary_base": 5000.0}}},
+    "a recipe that scales positions": {"model": READS, "of": "dense", "args": {"changes": {"rope_scaling": True}}},
     "arguments that a recipe lacks": {"model": READS, "of": "dense", "args": {"chanches": {}}},
     "a recipe that fails": {"model": READS, "of": "dense", "args": {"changes": ["rotary_base"]}},
     "a field of a recipe that Bridge doesn't have": {"model": FAILS, "args": {"where": "spelling"}},
@@ -314,6 +315,8 @@ def test_a_recipe_of_another_model_is_told_where_they_differ(answers):
     assert said.endswith("set the fields by overrides, or remove the folder from models.moe")
     (said,) = answers["a recipe that changes the model"]["preflight"]["reasons"]
     assert "says: model.rotary_base is 5000.0 in the recipe and 10000.0 there (rope_theta). Name the recipe" in said
+    (said,) = answers["a recipe that scales positions"]["preflight"]["reasons"]
+    assert "says: model.rope_scaling is True in the recipe and False there; model.rope_scaling_factor is 1.0 in" in said
 
 
 def test_an_override_is_refused_by_its_key(answers):
