@@ -30,6 +30,7 @@ RECENT_HOURS = 12  # of commits, where nobody says what is compared with what
 LIBRARY = "workflow/scripts/megaboa/"
 # What tests of the whole workflow exercise: packages of the library, or rules. Other tests mirror a package.
 EXERCISED = {
+    "tests/check/test_rope.py": "check bridge",
     "tests/cluster": "run launch scheduler",
     "tests/cluster/test_pyxis.py": "image run scheduler",
     "tests/cluster/test_refused_jobs.py": "scheduler plan calls doctor",
