@@ -50,6 +50,7 @@ EXERCISED = {
     "tests/e2e/test_layouts.py": "bridge",
     "tests/e2e/test_loss_spike.py": "run",
     "tests/e2e/test_observed.py": "observe bridge",
+    "tests/e2e/test_other_users.py": "run calls",
     "tests/e2e/test_prediction_heads.py": "bridge export import",
     "tests/e2e/test_profile.py": "profile observe",
     "tests/e2e/test_prove.py": "prove plan bridge",
