@@ -153,3 +153,13 @@ def test_one_optimizers_state_is_that_of_two_and_the_other_way_round():
         "param_state": "c",
     }
     assert continuation.in_parts(parts, 2) == parts and continuation.in_parts(whole, 1) == whole
+
+
+@pytest.mark.parametrize(("saved", "kept"), [({}, True), ({"round": True}, True), ({"round": None}, None)])
+def test_a_run_keeps_the_positions_that_its_checkpoint_was_trained_with(saved, kept):
+    """Earlier versions left YaRN's range unrounded where the model's config doesn't say."""
+    field = "yarn_correction_range_round_to_int"
+    asked = config(**{field: True})
+    changes = continuation.keep_positions(asked, {"model": {field: saved["round"]} if saved else {}})
+    assert getattr(asked.model, field) is kept and bool(changes) == (kept is None)
+    assert continuation.keep_positions(config(), {"model": {field: None}}) == []

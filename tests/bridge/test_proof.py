@@ -18,7 +18,7 @@ from megaboa.records import write
 
 SCRIPTS = Path(megaboa.__file__).parents[1]
 BF16 = {"dtype": "bfloat16"}
-DYNAMIC = {**DENSE, "rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}
+DYNAMIC = {**DENSE, "max_position_embeddings": 256, "rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}
 MODELS = {
     **{"dense": DENSE, "dynamic": DYNAMIC | BF16, "latent": LATENT | BF16, "moe": MOE | BF16},
     "tied-bf16": TIED_BF16,
@@ -94,9 +94,9 @@ def test_a_parameter_that_bridge_does_not_know_is_named(root):
 
 
 def test_logits_are_compared_over_the_whole_length(root):
-    """transformers stretches dynamic positions beyond the model's length, which 128 is; Megatron doesn't."""
+    """transformers stretches dynamic positions beyond the model's length, which 256 is; Megatron doesn't."""
     assert (
-        "over 2 sequences of 64 tokens and one of 128 in fp32" in of_logits(read_json(root / "dynamic/checks.json"))[0]
+        "over 2 sequences of 64 tokens and one of 256 in fp32" in of_logits(read_json(root / "dynamic/checks.json"))[0]
     )
     found = read_json(root / "beyond.json")
     assert found["state"] == "FAIL" and "and one of 512 in fp32" in found["detail"]

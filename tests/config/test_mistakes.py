@@ -255,8 +255,8 @@ MISTAKES = [
     mistake("performance recipe that fine-tunes", "models.dense.recipe", "fine-tunes (sft)", replace=("config: {model_type: qwen3, hidden_size: 64}", "recipe: llama3_8b_sft_8gpu_h100_bf16_config")),
     mistake("missing model folder", "models.dense.hf", "there is no folder './none'", replace=("config: {model_type: qwen3, hidden_size: 64}", "hf: ./none")),
     mistake("missing export", "models.dense.hf", "there is no folder 'results/a/runs/b/export'", replace=("config: {model_type: qwen3, hidden_size: 64}", "hf: results/a/runs/b/export")),
-    mistake("misspelt model folder that could be an id", "models.dense.hf", "there is no folder 'listed/inside' (listed is a folder here, and not taken for an owner on the hub): did you mean 'listed/insides'?", replace=("config: {model_type: qwen3, hidden_size: 64}", "hf: listed/inside")),
-    mistake("misspelt tokenizer folder", "models.dense.tokenizer", "there is no folder 'listed/x' (listed is a folder here, and not taken for an owner on the hub): check the path", replace=("tokenizer: bpe", "tokenizer: listed/x")),
+    mistake("misspelt model folder that could be an id", "models.dense.hf", "there is no folder 'listed/inside': did you mean 'listed/insides'?, or rename the folder listed, if an id of the hub is meant", replace=("config: {model_type: qwen3, hidden_size: 64}", "hf: listed/inside")),
+    mistake("misspelt tokenizer folder", "models.dense.tokenizer", "there is no folder 'listed/x': check the path, or rename the folder listed, if an id of the hub is meant", replace=("tokenizer: bpe", "tokenizer: listed/x")),
     # overrides
     mistake("override without a dot", "overrides.seed", "dotted field", add="overrides: {seed: 1}\n"),
     mistake("override of a key that is set", "overrides.train.train_iters", "training.train_iters", "remove one", add="overrides: {train.train_iters: 5}\n"),

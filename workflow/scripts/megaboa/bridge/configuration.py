@@ -30,7 +30,7 @@ from megatron.core.dist_checkpointing.strategies.nvrx import has_nvrx_async_supp
 
 from megaboa import store
 from megaboa.bridge import datasets, finetuning, image_text, kernels, recipe_models, wheels
-from megaboa.bridge.convert import bridge_of, provider_of
+from megaboa.bridge.convert import bridge_of, provider_of, with_yarn_defaults
 from megaboa.bridge.overrides import hydra_overrides, hydra_value
 from megaboa.errors import InputError
 from megaboa.fields import BRIDGE_FIELDS, key_of
@@ -124,6 +124,7 @@ def build(run: RunSpec, inputs: Inputs) -> ConfigContainer:
     ):  # null, not unset: as for our own default
         config.validation.eval_interval = config.train.train_iters + 1
     if run.is_recipe and inputs.source:
+        with_yarn_defaults(config.model)
         recipe_models.refuse_another(config.model, run.model, inputs.source)
     elif run.is_pretrained:
         recipe_models.refuse_overrides(config.model, run.model, inputs.source, run.overrides)

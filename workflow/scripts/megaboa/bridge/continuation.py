@@ -127,6 +127,16 @@ def _differing(one: dict[str, int], other: dict[str, int]) -> str:
     return " ".join(f"{name}{size}" for name, size in one.items() if size != other[name])
 
 
+def keep_positions(config: Any, theirs: Tree) -> list[str]:
+    """Keep the range of YaRN that a checkpoint was trained with. Earlier versions left it unrounded where the model's
+    config doesn't say. Returns what was changed."""
+    field = "yarn_correction_range_round_to_int"
+    if not getattr(config.model, field, None) or theirs["model"].get(field, True) is not None:
+        return []
+    setattr(config.model, field, None)
+    return ["YaRN's range is not rounded, as in the checkpoint: set truncate: false in the model's config to export it"]
+
+
 def keep_buckets(config: Any, theirs: Tree) -> list[str]:
     """Keep the gradient buckets of the checkpoint, because optimizer shards only fit those. Returns what was changed.
 

@@ -118,7 +118,7 @@ def _remedy(checks: list[Check], again: str, folder: str) -> str:
     if failed & OF_CONVERTERS:
         return (
             f"; converting it again gives the same: compare {folder}/config.json with what Bridge's converter of the "
-            "family carries over (docs/how-to/huggingface.md, Rotary positions)"
+            "family carries over, such as windows and rotary positions (docs/how-to/huggingface.md)"
         )
     return ""  # the check's own words say it
 

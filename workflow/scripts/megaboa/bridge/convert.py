@@ -139,16 +139,20 @@ class _Outline(PreTrainedCausalLM):
 
 
 def provider_of(bridge: AutoBridge, load_weights: bool = True) -> Any:
-    """Bridge's provider, which builds the model. Bridge 0.6.2 assumes heads of 128 for Qwen2.5-VL's rotary sections.
-    Of YaRN it has no defaults."""
+    """Bridge's provider, which builds the model. Bridge 0.6.2 assumes heads of 128 for Qwen2.5-VL's rotary sections."""
     provider = bridge.to_megatron_provider(load_weights=load_weights)
     config = bridge.hf_pretrained if isinstance(bridge.hf_pretrained, PreTrainedConfig) else bridge.hf_pretrained.config
     rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
     if hasattr(provider, "mrope_section") and rope.get("mrope_section"):
         provider.mrope_section = list(rope["mrope_section"])
-    if getattr(provider, "position_embedding_type", None) == "yarn":
-        vars(provider).update({field: value for field, value in YARN.items() if getattr(provider, field) is None})
+    with_yarn_defaults(provider)
     return provider
+
+
+def with_yarn_defaults(model: Any) -> None:
+    """Give a model what transformers takes for YaRN's missing keys: in Megatron they are null."""
+    if getattr(model, "position_embedding_type", None) == "yarn":
+        vars(model).update({field: value for field, value in YARN.items() if getattr(model, field) is None})
 
 
 def bridge_of(source: ModelSource) -> AutoBridge:

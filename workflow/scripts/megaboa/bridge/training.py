@@ -113,6 +113,7 @@ def _configured(rank: Rank, inputs: configuration.Inputs) -> tuple[ConfigContain
     if load:
         theirs = continuation.saved_with(config.checkpoint.load)
         continuation.refuse_other_rows(config, theirs)
+        changes += continuation.keep_positions(config, theirs)
         if not wanted.parent or run.parent.load.optimizer:
             changes += continuation.keep_buckets(config, theirs)
         if wanted.parent:

@@ -337,8 +337,8 @@ def _folder_problem(name: Any, needs: str | None) -> list[str]:
     if not folder.is_dir():
         hint = nearest(folder.name, _folders(folder.parent))
         meant = f"did you mean {str(folder.with_name(hint))!r}?" if hint else "check the path"
-        no_id = "" if is_local(name) else f" ({folder.parent} is a folder here, and not taken for an owner on the hub)"
-        return [f"there is no folder {name!r}{no_id}: {meant}"]
+        hub = "" if is_local(name) else f", or rename the folder {folder.parent}, if an id of the hub is meant"
+        return [f"there is no folder {name!r}: {meant}{hub}"]
     if needs and not (folder / needs).is_file():
         return [f"the folder {name!r} has no {needs}: it is not a Hugging Face model"]
     if needs:
