@@ -99,6 +99,15 @@ def test_in_an_archive_a_look_needs_no_lock_and_a_call_is_refused(tmp_path):
             lock.claim_experiment(tmp_path / "results" / "another")
 
 
+def test_nobody_is_told_to_open_the_folder_of_the_results_with_its_code(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tmp_path.chmod(0o755)
+    with as_ordinary_user(tmp_path), pytest.raises(InputError) as refused:
+        lock.claim_experiment("results/my")
+    said = f"{tmp_path}: Permission denied: this call writes there: give this user the right to it, or call in a copy; "
+    assert str(refused.value) == f"{said}`snakemake -n` and `megaboa status` only read"
+
+
 BUILDER = """
 import sys, time; sys.path.insert(0, "workflow/scripts")
 from pathlib import Path

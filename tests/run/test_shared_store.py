@@ -171,6 +171,29 @@ def test_outside_of_a_shared_folder_the_umask_counts(place):
     assert stat.S_IMODE((place / "own" / "a").stat().st_mode) == 0o700
 
 
+def test_one_command_opens_a_whole_payload_and_elsewhere_one_file(place):
+    """12 digits are also the name of a job's folder, or of a day."""
+    payload, elsewhere = (shared_folder(place / name) / "0123456789ab" for name in ("store", "jobs"))
+    secrets = [payload / "facts.json", elsewhere / "plan.tsv"]
+
+    def keeps_for_himself():
+        store.building(payload).__enter__()
+        for secret in secrets:
+            secret.parent.mkdir()
+            secret.touch()
+
+    def read(secret):
+        with errors.one_sentence():
+            secret.open()
+
+    assert does(BOB, keeps_for_himself, umask=0o027) is None
+    for secret in secrets:
+        secret.chmod(0o600)
+    opened, alone = (does(ALICE, lambda: read(secret)) for secret in secrets)  # noqa: B023
+    assert f"{BOB} can call chmod -R g+rwX {payload}\n" in f"{opened}\n"
+    assert f"{BOB} can call chmod g+rwX {secrets[1]}\n" in f"{alone}\n"
+
+
 def test_who_can_open_a_folder_is_named_with_the_command(place):
     shared_folder(place / "store")
 
@@ -188,6 +211,6 @@ def test_who_can_open_a_folder_is_named_with_the_command(place):
         f"error: {folder}: Permission denied: give this user the right to it, and call again. It belongs to user "
         in said
     )
-    assert f"user {BOB} and group {GROUP}, with mode drwx--S---: {BOB} can call chmod -R g+rwX {folder}" in said
-    assert does(BOB, lambda: os.system(f"chmod -R g+rwX {folder}") and None) is None
+    assert f"user {BOB} and group {GROUP}, with mode drwx--S---: {BOB} can call chmod g+rwX {folder}" in said
+    assert does(BOB, lambda: os.system(f"chmod g+rwX {folder}") and None) is None
     assert does(ALICE, refused) is None

@@ -92,14 +92,15 @@ def forbidden(error: PermissionError) -> str:
 
 
 def existing(path: Path) -> Path:
-    """A path, or the innermost folder above it that is there."""
+    """A path, or the innermost folder above it that is there; absolute."""
+    path = path.absolute()
     return next((there for there in (path, *path.parents) if os.path.lexists(there)), path)
 
 
 def remedy(place: Path) -> str:
     """Whose a file or folder is, and the command with which its owner lets a group use it; empty if unknown.
 
-    The command is about the whole payload that it belongs to, such as a run: one is enough.
+    In a payload, such as a run, the command is about all of it: one is enough. Elsewhere it opens this place alone.
     """
     try:
         found = place.stat()
@@ -107,13 +108,23 @@ def remedy(place: Path) -> str:
         return ""
     owner, group = _name(pwd.getpwuid, found.st_uid), _name(grp.getgrgid, found.st_gid)
     whose = f". It belongs to user {owner} and group {group}, with mode {stat.filemode(found.st_mode)}"
-    within = place.resolve()
-    whole = shlex.quote(str(next((one for one in (within, *within.parents) if _PAYLOAD.fullmatch(one.name)), within)))
     if found.st_uid == os.geteuid():
-        return f"{whose}: chmod -R u+rwX {whole}"
+        return f"{whose}: {_chmod('u+rwX', place)}"
     if found.st_gid in (os.getegid(), *os.getgroups()):
-        return f"{whose}: {owner} can call chmod -R g+rwX {whole}"
+        return f"{whose}: {owner} can call {_chmod('g+rwX', place)}"
     return f"{whose}, in which this user isn't"
+
+
+def _chmod(mode: str, place: Path) -> str:
+    within = place.resolve()
+    payload = next((one for one in (within, *within.parents) if _is_payload(one)), None)
+    return f"chmod {'-R ' if payload else ''}{mode} {shlex.quote(str(payload or within))}"
+
+
+def _is_payload(path: Path) -> bool:
+    """Whether a folder is a payload of a store: one of a run has its identity, the others a lock next to them."""
+    marks = (path / "identity.json", path.parent / f".{path.name}.lock")  # `RunStore.identity`, `store.building`
+    return bool(_PAYLOAD.fullmatch(path.name)) and any(map(os.path.lexists, marks))
 
 
 def _name(look_up: Callable[[int], Sequence[Any]], number: int) -> str:

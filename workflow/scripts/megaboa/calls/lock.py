@@ -33,8 +33,9 @@ def claim_experiment(results: str | Path, looks: bool = False) -> bool:
             raise
         if looks:
             return False
-        place = existing(Path(results))
-        whose = "" if error.errno == errno.EROFS else remedy(place)
+        place = existing(Path(error.filename))
+        above = place in path.absolute().parents[2:]  # such as a clone: with it all its code would be opened
+        whose = "" if above or error.errno == errno.EROFS else remedy(place)
         raise InputError(
             f"{place}: {error.strerror}: this call writes there: give this user the right to it, or call in a copy; "
             f"`snakemake -n` and `megaboa status` only read{whose}"
