@@ -350,6 +350,23 @@ def test_after_a_full_disk_nothing_is_trained_before_a_checkpoint_fits(run, monk
     assert logged(run).count(waits) == 1
 
 
+def test_after_a_full_disk_the_end_is_recorded_before_what_saves_left_is_deleted(run, monkeypatch):
+    def left():
+        return list(run.store.checkpoints.glob("*iter_0000009*"))
+
+    def close(*given):
+        found.append([path.name for path in left()])
+        real(*given)
+
+    found, real = [], attempt_end.close
+    monkeypatch.setattr(attempt_end, "close", close)
+    monkeypatch.setattr(patience.shutil, "disk_usage", lambda path: SimpleNamespace(free=100 if left() else 1 << 40))
+    cut_off = f"checkpoints.folder(root, 9).mkdir() or sys.exit({SAVE_FAILED!r})"
+    run.misfortune(f"attempt == 1 and step == 3 and ({cut_off})")
+    assert run.train().iteration == LAST
+    assert found == [["iter_0000009"], []] and "waits for the file system" not in str(logged(run))
+
+
 def test_while_no_checkpoint_fits_neither_this_call_nor_the_next_one_trains(run, monkeypatch):
     monkeypatch.setattr(patience.shutil, "disk_usage", lambda path: SimpleNamespace(free=100))
     monkeypatch.setattr(patience, "AGAIN_SECONDS", 0.0)

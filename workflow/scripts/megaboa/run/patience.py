@@ -48,12 +48,7 @@ def may_pass(error: OSError) -> bool:
 
 def lack_of_room(payload: RunStore) -> str | None:
     """What is free on a run's disk, if a checkpoint as large as those so far doesn't fit: None if it does, or no size
-    is known.
-
-    What interrupted saves have left is removed first.
-    """
-    checkpoints.hide_unfinished(payload.checkpoints)
-    checkpoints.delete_retired(payload.checkpoints)
+    is known."""
     needed, free = max(checkpoints.sizes(payload.checkpoints).values(), default=0), shutil.disk_usage(payload.path).free
     return f"{size(free)} free, a checkpoint needs {size(needed)}" if free < needed else None
 

@@ -296,10 +296,16 @@ def _attempt(call: Call) -> None:
 
 
 def _require_room(call: Call) -> None:
-    """After a full disk: raise OSError while a checkpoint doesn't fit, as what is trained then is lost."""
+    """After a full disk: raise OSError while a checkpoint doesn't fit, as what is trained then is lost.
+
+    What interrupted saves have left, which is hidden, is deleted first.
+    """
     heed_signals(call)
     before = ledger.ends(call.entries)
-    if before and before[-1].cause == "disk_full" and (lack := lack_of_room(call.payload)):
+    if not before or before[-1].cause != "disk_full":
+        return
+    checkpoints.delete_retired(call.payload.checkpoints)
+    if lack := lack_of_room(call.payload):
         raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: {lack}")
 
 
