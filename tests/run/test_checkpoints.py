@@ -288,6 +288,17 @@ def test_the_older_ones_go_when_the_newest_has_its_checksums(tmp_path, monkeypat
     assert sorted(path.name for path in tmp_path.iterdir()) == ["iter_0000030", "iter_0000040"]
 
 
+def test_complete_checkpoints_are_not_shared_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoints, "LOOK_SECONDS", 0.0)
+    for iteration in (10, 20):
+        save(tmp_path, iteration)
+    save(tmp_path, 30, complete=False)
+    shared = []
+    monkeypatch.setattr(checkpoints, "share", shared.append)
+    checkpoints.keeper(tmp_path, verify=False)()
+    assert shared == [checkpoints.folder(tmp_path, 30)]
+
+
 REMOVING = """
 import os, sys
 from pathlib import Path

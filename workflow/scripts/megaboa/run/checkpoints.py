@@ -238,7 +238,8 @@ def keeper(
             return
         looked = time.monotonic()
         for _, path in _folders(checkpoints):
-            share(path)  # one whose save is cut off is looked into by whoever resumes
+            if not _counts(path):  # `mark_complete` has shared the others
+                share(path)  # one whose save is cut off is looked into by whoever resumes
         gone = retire(checkpoints, keep_last, keep_every, verify)
         unread = _newest_unread(checkpoints) if verify else 0
         if gone or unread:
