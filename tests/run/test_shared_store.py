@@ -127,6 +127,44 @@ def test_a_folder_in_which_ranks_may_not_save_is_named_before_training(users):
     assert alice.attempts == [(0, "interrupted", "lost")] and not bob.store.attempt(2).path.exists()
 
 
+def test_a_sticky_bit_that_keeps_a_colleague_from_resuming_is_named_with_the_command_that_removes_it(users):
+    alice, bob = users
+    bob.misfortune(KILLED)
+    assert does(BOB, bob.train) == "ended with -9"
+    place = bob.store.path.resolve()
+    (place / "checkpoints").chmod(0o3770)
+    said = does(ALICE, lambda: call(alice))
+    saved = alice.store.checkpoints
+    sticky = f"{saved} has the sticky bit, so only owners remove or replace files there"
+    refused = f"{saved / 'latest_train_state.pt'}: Operation not permitted: {sticky}"
+    assert f"{refused}: {BOB} can call chmod -R -t {place}\n" in f"{said}\n"
+    assert alice.attempts == [(0, "interrupted", "lost")]
+    assert does(BOB, lambda: os.system(f"chmod -R -t {place}") and None) is None
+    assert does(ALICE, alice.train) is None
+
+
+def test_in_a_folder_for_everybody_the_sticky_bit_stays(place):
+    place.chmod(0o1777)
+    (place / "file").touch(0o600)
+
+    def remove():
+        with errors.one_sentence():
+            (place / "file").unlink()
+
+    said = does(ALICE, remove)
+    assert f"{place} has the sticky bit, so only owners remove or replace files there: ask user root\n" in f"{said}\n"
+
+
+def test_a_rank_that_does_what_only_a_files_owner_may_is_not_started_again(users):
+    alice, bob = users
+    theirs = alice.folder.path.parents[3] / "bob's"
+    theirs.touch(0o644)
+    bob.misfortune(f"step == 3 and os.chmod({str(theirs)!r}, 0)")
+    said = does(ALICE, alice.train)
+    assert f"no permission: {theirs}: Operation not permitted: only its owner may do this" in said
+    assert alice.attempts == [(0, "failed", "no_permission")]
+
+
 def test_a_rank_that_may_not_use_a_file_is_not_started_again(users):
     alice, bob = users
     secret = alice.folder.path.parents[3] / "secret"

@@ -88,6 +88,8 @@ def forbidden(error: PermissionError) -> str:
     if error.filename is None:
         return str(error)
     place = existing(Path(os.fsdecode(error.filename)))
+    if error.errno == errno.EPERM:
+        return f"{place}: {error.strerror}{_for_owners(place)}"
     return f"{place}: {error.strerror}: give this user the right to it, and call again{remedy(place)}"
 
 
@@ -106,13 +108,34 @@ def remedy(place: Path) -> str:
         found = place.stat()
     except OSError:
         return ""
-    owner, group = _name(pwd.getpwuid, found.st_uid), _name(grp.getgrgid, found.st_gid)
-    whose = f". It belongs to user {owner} and group {group}, with mode {stat.filemode(found.st_mode)}"
+    owner, whose = _name(pwd.getpwuid, found.st_uid), _whose(found)
     if found.st_uid == os.geteuid():
         return f"{whose}: {_chmod('u+rwX', place)}"
     if found.st_gid in (os.getegid(), *os.getgroups()):
         return f"{whose}: {owner} can call {_chmod('g+rwX', place)}"
     return f"{whose}, in which this user isn't"
+
+
+def _for_owners(place: Path) -> str:
+    """Why a user may not do what only owners may, such as remove files where the sticky bit is set; the remedy."""
+    try:
+        found, folders = place.stat(), {one: one.stat() for one in (place, place.parent)}
+    except OSError:
+        return ""
+    if found.st_uid == os.geteuid():
+        return ": it is this user's, so its attributes (`lsattr`) or its file system refuse this"
+    for folder, its in folders.items():
+        if its.st_mode & stat.S_ISVTX and its.st_uid != os.geteuid():
+            said = f": {folder} has the sticky bit, so only owners remove or replace files there"
+            if its.st_mode & stat.S_IWOTH:  # such as /tmp, which needs the bit
+                return f"{said}: ask user {_name(pwd.getpwuid, found.st_uid)}"
+            return f"{said}: {_name(pwd.getpwuid, its.st_uid)} can call {_chmod('-t', folder)}"
+    return f": only its owner may do this{_whose(found)}"
+
+
+def _whose(found: os.stat_result) -> str:
+    owner, group = _name(pwd.getpwuid, found.st_uid), _name(grp.getgrgid, found.st_gid)
+    return f". It belongs to user {owner} and group {group}, with mode {stat.filemode(found.st_mode)}"
 
 
 def _chmod(mode: str, place: Path) -> str:

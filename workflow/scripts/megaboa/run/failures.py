@@ -34,7 +34,7 @@ _SECOND_HAND = (
     *map(re.compile, (r"[Bb]roken ?[Pp]ipe", r"\bEOFError\b", r"DataLoader worker .* killed by signal: Terminated")),
 )
 _LAST_EXCEPTION = re.compile(rf"(?:{EXCEPTION}|{INTERRUPT}).*$", re.MULTILINE)
-_DENIED = re.compile(rf"PermissionError: \[Errno {errno.EACCES}\] .*?: '(.+?)'")
+_DENIED = re.compile(rf"PermissionError: \[Errno ({errno.EACCES}|{errno.EPERM})\] .*?: (['\"])(.+?)\2")
 
 
 def classify(ended: Ended, logs: Mapping[int | None, str], steps: int, resumed_from: int = 0) -> Failure:
@@ -88,9 +88,10 @@ def denied(failure: Failure) -> Failure | None:
     found = _DENIED.search(failure.evidence) if failure.cause in ("crash", "config") else None
     if found is None:
         return None
-    error = PermissionError(errno.EACCES, os.strerror(errno.EACCES), found[1])
+    number, path = int(found[1]), found[3]
+    error = PermissionError(number, os.strerror(number), path)
     # In a container, a folder may have another path than here.
-    here = os.access(Path(found[1]).parent, os.F_OK)
+    here = os.access(Path(path).parent, os.F_OK)
     return Failure("no_permission", forbidden(error) if here else failure.evidence, failure.rank)
 
 
