@@ -11,12 +11,13 @@ import pytest
 from test_parents import saved
 
 from megaboa.config import ConfigError
-from megaboa.files import link, write_json
+from megaboa.files import link, read_json, write_json
 from megaboa.paths import RunFolder
 from megaboa.plan import Plan, in_place, specifications
 from megaboa.plan.shared import Shared
-from megaboa.records import Identity, Kept, TrainRecord, plain, read, write
+from megaboa.records import Identity, Kept, TrainRecord, plain, read, read_if_there, write
 from megaboa.run.identity import store_of
+from megaboa.store_paths import RunStore
 
 PlanOf = Callable[..., Plan]
 TEXTS = {f"corpora.{name}": {"source": f"{name}.jsonl"} for name in ("en", "eo", "yo")}
@@ -53,7 +54,13 @@ def train(plan: Plan, name: str, *steps: int) -> Identity:
     store.ledger.touch()
     link(store.ledger, folder.attempts_link)
     kept = tuple(Kept(iteration=step, bytes=1) for step in steps)
-    record = made.trained(identity=identity.digest, store=str(store.path), iteration=max(steps), checkpoints=kept)
+    record = made.trained(
+        identity=identity.digest,
+        store=str(store.path),
+        iteration=max(steps),
+        checkpoints=kept,
+        parent=plan[name].run.parent,
+    )
     write(folder.train_manifest, record)
     return identity
 
@@ -227,6 +234,60 @@ def test_a_run_that_was_finished_before_this_was_known_stays_finished(
         "data.validation_sets: the run is finished, and was validated on all of 'eo', also on what its parents trained "
         "on (data.split: 90,10,0), so its losses look too good"
     ]
+
+
+def is_trained(folder: RunFolder) -> bool:
+    """Whether a run is trained as it is planned, if what it reads has the same content."""
+    record = read_if_there(TrainRecord, folder.train_manifest)
+    return record is not None and read(Identity, RunStore(Path(record.store)).identity).run == folder.document("run")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda spec: spec.unlink(),
+        lambda spec: write_json(spec, read_json(spec) | {"source": "other.jsonl"}),
+        lambda spec: write_json(spec, read_json(spec) | {"limit": 5}),
+    ],
+)
+def test_a_finished_run_stays_what_it_is_whatever_becomes_of_its_parents_experiment(
+    plans: PlanOf, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], None]
+) -> None:
+    monkeypatch.setattr("megaboa.plan.parents.is_trained", is_trained)
+    train(call(plans(f"base: {{{BOTH}}}", experiment="old")), "base", 50)
+    runs = f"child: {{continue_from: old/base@50, {LEFT}}}"
+    plan = call(plans(runs))
+    assert plan["child"].run.held_out == {"eo": "90,10,0"}
+    train(plan, "child", 100)
+    change(Path("results/old/specs/corpora/eo.json"))
+    later = plans(runs)
+    assert later["child"].run == plan["child"].run
+    assert not later.warnings, "it was validated on what its parent held out"
+    call(plans(f"child: {{continue_from: old/base@50, {LEFT.replace('eo: eo', 'yo: yo')}}}"))
+    assert plans(runs)["child"].run == plan["child"].run, "also after a plan with other settings"
+
+
+def test_an_unfinished_run_stays_what_it_is_if_its_parents_texts_are_not_known_any_more(plans: PlanOf) -> None:
+    train(call(plans(f"base: {{{BOTH}}}", experiment="old")), "base", 50)
+    runs = f"child: {{continue_from: old/base@50, {LEFT}}}"
+    plan = call(plans(runs))
+    Path("results/old/specs/corpora/eo.json").unlink()
+    later = plans(runs)
+    assert later["child"].run == plan["child"].run
+    assert of_held_out(later) == [f"continue_from: it isn't known which texts old/base@50 trained on: {TOO_GOOD}"]
+    others = {"corpora.eo": {"source": "other.jsonl"}}
+    assert plans(runs, **others)["child"].run.held_out == {}, "another corpus of this name"
+
+
+def test_a_run_whose_parent_is_trained_again_is_not_finished(plans: PlanOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("megaboa.plan.parents.is_trained", is_trained)
+    runs = f"base: {{{BOTH}}}, child: {{continue_from: small/base@50, {LEFT}}}"
+    plan = call(plans(runs))
+    train(plan, "base", 50, 100)
+    train(plan, "child", 100)
+    assert plans(runs)["child"].run == plan["child"].run
+    other = runs.replace("90,10,0", "95,5,0", 1)
+    assert plans(other)["child"].run.held_out == {"eo": "95,5,0"}
 
 
 def test_a_run_that_continues_in_place_keeps_it_from_version_to_version(plans: PlanOf) -> None:

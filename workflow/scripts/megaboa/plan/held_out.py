@@ -69,20 +69,36 @@ class Ancestor:
     split: str | None  # None if only its recipe knows it
     texts: Mapping[str, Texts]  # of the corpora that it trained on, as far as they are known
 
+    @property
+    def is_known(self) -> bool:
+        """Whether it is known which texts it trained on."""
+        return _trained_on(self.run).keys() <= self.texts.keys()
+
 
 @dataclass(frozen=True)
 class Line:
-    """The parents of a run, the nearest first. `gone`: the one whose record isn't there any more, so that what it held
-    out is only known from what was `recorded` of it: splits by corpus."""
+    """The parents of a run, the nearest first. `gone`: the one whose record isn't there any more.
+
+    Splits by corpus, for where it isn't known which texts were trained on: `recorded` of the parents, and `planned` for
+    the run itself when more was known.
+    """
 
     ancestors: Sequence[Ancestor]
     gone: str | None = None
     recorded: Mapping[str, str] = field(default_factory=dict)
+    planned: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def unknown(self) -> str | None:
+        """The parent of which it isn't known which texts it trained on, if there is one."""
+        if self.gone:
+            return f"{self.gone}, whose record is gone,"
+        return next((one.name for one in self.ancestors if not one.is_known), None)
 
 
 @dataclass(frozen=True)
 class HeldOut:
-    """`splits`: by corpus, of those that are no longer trained on."""
+    """`splits`: by corpus, of those that are no longer trained on, and that the run doesn't hold out yet."""
 
     splits: dict[str, str]
     problems: list[Problem]
@@ -90,7 +106,7 @@ class HeldOut:
 
     @property
     def of_finished(self) -> Iterator[str]:
-        """Warnings of a finished run that began when none of this was known."""
+        """Warnings of a finished run, which can't be changed any more."""
         for path, message in self.problems:
             yield f"{'.'.join(path)}: {message}"
         for corpus, split in self.splits.items():
@@ -130,19 +146,23 @@ class _Read:
 
 
 def held_out(run: RunSpec, texts: Mapping[str, Texts], line: Line) -> HeldOut:
-    """What a run with these parents validates on. `texts`: of its own corpora."""
+    """What a run with these parents validates on. `texts`: of its own corpora. What a finished run has held out
+    (`run.held_out`) stays so, and is no problem."""
     data, problems, splits = run.data, [], {}
     trained = _trained_on(run)
     for name, blend in validation_sets(data).items():
         others = [corpus for corpus in blend if corpus not in trained]
-        found = {corpus: _split_of(corpus, texts, line) for corpus in others}
+        found = {
+            corpus: (None, run.held_out[corpus]) if corpus in run.held_out else _split_of(corpus, texts, line)
+            for corpus in others
+        }
         wrong = [message for message, _ in found.values() if message]
         kept = {corpus: split for corpus, (_, split) in found.items()}
         if wrong:
             problems.append((("data", "validation_sets", name), f"{wrong[0]}: name another corpus"))
         elif len({*kept.values()}) > 1:
             problems.append((("data", "validation_sets", name), _mixes(kept)))
-        splits |= {corpus: split for corpus, split in kept.items() if split}
+        splits |= {corpus: split for corpus, split in kept.items() if split and corpus not in run.held_out}
     per_split = data.get("blend_per_split") or {}
     for split in ("valid", "test"):
         message = _in_whole(per_split.get(split) or {}, texts, line, may_be_set=not run.is_tuned)
@@ -167,10 +187,12 @@ def _split_of(name: str, texts: Mapping[str, Texts], line: Line) -> tuple[str | 
     """Why a corpus that the run doesn't train on can't be a validation set, and the split that decides which of its
     documents can be; neither if nobody trained on it."""
     reads = list(_reads(name, texts, line))
+    if line.unknown and name in line.planned and not any(one.ancestor.is_known for one in reads):
+        return None, line.planned[name]
     if message := next((found for one in reads if (found := one.unusable(name))), None):
         return message, None
     if not reads:
-        return None, line.recorded.get(name) if line.gone else None
+        return None, line.recorded.get(name) if line.unknown else None
     most = max(reads, key=lambda one: one.trained).ancestor
     if shares_of_splits(most.split)[1] == 0:
         return f"names {name!r}, of which {most.name} held out nothing for validation (data.split: {most.split})", None
@@ -204,9 +226,7 @@ def _warnings(run: RunSpec, texts: Mapping[str, Texts], line: Line) -> Iterator[
     evaluated = [*validation_sets(data), *(name for name in ("valid", "test") if name in split_blends(data))]
     if data.get("blend") and own and shares_of_splits(own)[0] == 1:  # nothing is held out
         evaluated = [*validation_sets(data)]
-    unknown = next((one for one in line.ancestors if not _trained_on(one.run).keys() <= one.texts.keys()), None)
-    if evaluated and (line.gone or unknown):
-        who = f"{line.gone}, whose record is gone," if line.gone else unknown.name
+    if evaluated and (who := line.unknown):
         yield f"continue_from: it isn't known which texts {who} trained on: documents that were trained on {TOO_GOOD}"
     for name in (data.get("blend") or {}) if evaluated else ():
         for one in _reads(name, texts, line):

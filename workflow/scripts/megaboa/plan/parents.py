@@ -23,7 +23,7 @@ from megaboa.paths import ExperimentFolder, RunFolder, trained
 from megaboa.plan import documents, in_place
 from megaboa.plan.held_out import Ancestor, Line, Texts, held_out, texts_of
 from megaboa.plan.plan import Run
-from megaboa.records import CorpusSpec, Identity, Load, Parent, RunSpec, Tree, parse, read, read_if_there
+from megaboa.records import CorpusSpec, Identity, Load, Parent, RunSpec, TrainRecord, Tree, parse, read, read_if_there
 from megaboa.run import checkpoints
 from megaboa.run.identity import as_it_lies, is_trained, stored
 from megaboa.run.versions import Version, versions
@@ -115,27 +115,45 @@ class Parents:
         if problems:
             return run
         own = experiment == self.experiment and name == run.name
-        line = self._line(run, parent, step)
-        joined = with_parent(run, experiment, name, step, parent.identity, line)
-        found = held_out(run.run, texts_of(run.config.corpora, run.corpora), line)
-        if _is_done(joined, self.results, self.experiment):
-            self._warn(run, found.of_finished)
-            return joined
+        texts = texts_of(run.config.corpora, run.corpora)
+        recorded = self._recorded(run, f"{experiment}/{name}@{step}") if self._are_as_before(texts) else []
+        line = self._line(run, parent, step, recorded)
+        # A finished run stays what it is, whatever has become of its parents' files, unless this call trains its parent
+        # again.
+        for known in (*recorded, {}) if parent.trained else ():
+            joined = with_parent(run, experiment, name, step, parent.identity, line, known)
+            if _is_done(joined, self.results, self.experiment):
+                self._warn(run, held_out(joined.run, texts, line).of_finished)
+                return joined
+        found = held_out(run.run, texts, line)
         for path, message in found.problems:
             self.complain(run, path, message)
-        if found.splits:
-            joined = with_parent(run, experiment, name, step, parent.identity, line, found.splits)
+        joined = with_parent(run, experiment, name, step, parent.identity, line, found.splits)
         if not _is_done(joined, self.results, self.experiment):
             read_otherwise = reads_otherwise(parent, joined) if own else ()
             self._warn(run, filter(None, (rises_again(parent, run, step), *found.warnings, *read_otherwise)))
         return joined
 
+    def _recorded(self, run: Run, parent: str) -> list[dict[str, str]]:
+        """What was held out for the run, if it had this parent, when it was planned last, and when it was trained."""
+        folder = ExperimentFolder(self.results / self.experiment).run(run.name)
+        planned = folder.run.parent if folder.file("run").exists() else None
+        trained = read_if_there(TrainRecord, folder.train_manifest)
+        found = (planned, trained and trained.parent)
+        return [one.held_out for one in found if one and str(one) == parent]
+
+    def _are_as_before(self, texts: dict[str, Texts]) -> bool:
+        """Whether these texts of the experiment are those of its last plan, as far as its files are there."""
+        specs = ExperimentFolder(self.results / self.experiment).specs
+        before = {name: read_if_there(CorpusSpec, specs.of("corpora", name)) for name in texts}
+        return all(spec is None or Texts.of_spec(spec) == texts[name] for name, spec in before.items())
+
     def _warn(self, run: Run, warnings: Iterable[str]) -> None:
         for warning in warnings:
             self.warnings.setdefault(warning, []).append(run.name)
 
-    def _line(self, run: Run, parent: ParentRun, step: int) -> Line:
-        """The parents of a run, from the one that it continues from this step."""
+    def _line(self, run: Run, parent: ParentRun, step: int, recorded: list[dict[str, str]]) -> Line:
+        """The parents of a run, from the one that it continues from this step. `recorded`: what was held out for it."""
         found, gone = [self._ancestor(run, parent.run, parent.name, step)], None
         trained = parent.trained
         while before := found[-1].run.parent:
@@ -145,10 +163,8 @@ class Parents:
                 break
             spec, trained = known
             found.append(self._ancestor(run, spec, f"{before.experiment}/{before.run}", before.iteration))
-        folder = ExperimentFolder(self.results / self.experiment).run(run.name)
-        own = [folder.run] if folder.file("run").exists() and str(folder.run.parent) == found[0].name else []
-        recorded = [one.held_out for one in (*own, *(ancestor.run for ancestor in found))]
-        return Line(found, gone, {name: split for one in reversed(recorded) for name, split in one.items()})
+        by_ancestors = {name: split for one in reversed(found) for name, split in one.run.held_out.items()}
+        return Line(found, gone, by_ancestors, next(iter(recorded), {}))
 
     def _ancestor(self, run: Run, spec: RunSpec, name: str, step: int) -> Ancestor:
         experiment, _, own_name = name.partition("/")
