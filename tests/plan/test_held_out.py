@@ -267,6 +267,21 @@ def test_a_finished_run_stays_what_it_is_whatever_becomes_of_its_parents_experim
     assert plans(runs)["child"].run == plan["child"].run, "also after a plan with other settings"
 
 
+def test_the_same_file_is_recognized_however_it_is_written(plans: PlanOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(Path.cwd()))
+    Path("x").mkdir()
+    train(call(plans(f"base: {{{BOTH}}}", experiment="old")), "base", 50)
+    child = f"child: {{continue_from: old/base@50, {LEFT}}}"
+    for source in ("./eo.jsonl", str(Path("eo.jsonl").resolve()), "~/eo.jsonl", ["x/../eo.jsonl"]):
+        plan = plans(child, **{"corpora.eo": {"source": source}})
+        assert plan["child"].run.held_out == {"eo": "90,10,0"}, source
+        copy = {"corpora.eo": {"source": "eo.jsonl"}, "corpora.en": {"source": source}}
+        said = problem(plans, f"child: {{continue_from: old/base@50, {LEFT}}}", **copy)
+        assert "names 'eo', which has the source of 'en'" in said, source
+    fewer = {"corpora.eo": {"source": "./eo.jsonl", "limit": 5}}
+    assert "which has a source of 'eo', and old/base@50 trained on that" in problem(plans, child, **fewer)
+
+
 def test_an_unfinished_run_stays_what_it_is_if_its_parents_texts_are_not_known_any_more(plans: PlanOf) -> None:
     train(call(plans(f"base: {{{BOTH}}}", experiment="old")), "base", 50)
     runs = f"child: {{continue_from: old/base@50, {LEFT}}}"

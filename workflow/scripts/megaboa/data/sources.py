@@ -54,6 +54,12 @@ def hub_id(source: str) -> str | None:
     return source.removeprefix(HUB) if source.startswith(HUB) else None
 
 
+def placed(source: str) -> str:
+    """A source as it is compared: of a local path or glob the absolute one."""
+    path = os.path.normpath(os.path.expanduser(source))  # noqa: PTH111 (may be a pattern)
+    return path if path == STDLIB or hub_id(path) else os.path.abspath(path)  # noqa: PTH100
+
+
 def paths(source: str | list[str]) -> list[str]:
     """The files whose change makes a corpus outdated; none for sources without files."""
     local = [one for one in as_list(source) if one != STDLIB and not hub_id(one)]

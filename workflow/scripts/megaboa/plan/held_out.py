@@ -10,15 +10,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
 from megaboa.blends import RECIPES, Blend, shares_of_splits, split_blends, validation_sets
-from megaboa.config.models.data import Corpus
+from megaboa.config.models.data import Corpus, origins
+from megaboa.data.sources import as_list, placed
 from megaboa.files import canonical
-from megaboa.plan.given_files import expanded, expanded_source, pairs_of
+from megaboa.plan.given_files import pairs_of
 from megaboa.records import CorpusSpec, RunSpec, TextSpec, Tree, plain
 
-# Fields of a corpus that decide which of its source's texts it has, and those that decide which texts there are.
+# Fields of a corpus that decide which texts it has.
 _OF_TEXTS = {one.name for one in fields(TextSpec)} - {"name"}
 _OF_TEXTS |= {"pairs", "min_characters", "deduplicate", "filter", "messages", "prompt", "answer"}
-_OF_SOURCE = ("subset", "split", "revision", "filter", "text_key", "messages", "prompt", "answer")
 TOO_GOOD = "may be validated on, so losses may look too good"
 
 Problem = tuple[tuple[str, ...], str]  # a key, and what is wrong with it
@@ -38,20 +38,18 @@ class Texts:
     @classmethod
     def of(cls, corpus: Corpus) -> Texts:
         given = pairs_of(corpus)
-        return cls._of(
-            {
-                **corpus.model_dump(),
-                "source": [pair.prefix for pair in given] if given else expanded_source(corpus.source or []),
-                "pairs": [plain(pair) for pair in given],
-                "filter": expanded(corpus.filter) if corpus.filter else None,
-            }
-        )
+        source = [pair.prefix for pair in given] if given else corpus.source or []
+        return cls._of({**corpus.model_dump(), "source": source, "pairs": [plain(pair) for pair in given]})
 
     @classmethod
     def _of(cls, given: Tree) -> Texts:
         kept = {name: value for name, value in given.items() if name in _OF_TEXTS and value not in (None, [], ())}
-        of_source = {name: kept.get(name) for name in _OF_SOURCE}
-        return cls(frozenset(canonical([one, of_source]) for one in given["source"]), canonical(kept))
+        kept["source"] = [placed(one) for one in as_list(given["source"])]
+        if given.get("filter"):
+            kept["filter"] = placed(given["filter"])
+        if given.get("pairs"):
+            kept["pairs"] = [{**pair, "prefix": placed(pair["prefix"])} for pair in given["pairs"]]
+        return cls(origins(kept), canonical(kept))
 
 
 def texts_of(corpora: Mapping[str, Corpus], names: Iterable[str]) -> dict[str, Texts]:

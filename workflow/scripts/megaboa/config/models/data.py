@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -18,7 +17,9 @@ from pydantic import (
 
 from megaboa.blends import MAIN
 from megaboa.config.models.section import Fraction, Name, Section, key
-from megaboa.data.sources import as_list, file_stems
+from megaboa.data.sources import as_list, file_stems, placed
+from megaboa.files import canonical
+from megaboa.records import Tree
 
 
 def _weights(value: Any) -> Any:
@@ -58,6 +59,16 @@ OF_PAIRS = {"megatron", "split", "tokenizer"}  # keys that mean something where 
 # Keys that mean something where examples for fine-tuning are given.
 OF_EXAMPLES = {"source", "messages", "prompt", "answer", "subset", "split", "revision", "limit", "max_document_mb"}
 OF_EXAMPLES |= {"on_bad_record"}
+# Keys that decide which texts are read of a source.
+OF_SOURCE = ("subset", "split", "revision", "filter", "text_key", "messages", "prompt", "answer")
+
+
+def origins(corpus: Tree) -> frozenset[str]:
+    """Each source of a corpus with these fields, with what else decides which texts are read of it; not how many, and
+    how they are tokenized. Corpora that share one have texts in common."""
+    texts = {name: corpus.get(name) for name in OF_SOURCE}
+    texts["filter"] = texts["filter"] and placed(texts["filter"])
+    return frozenset(canonical([placed(one), texts]) for one in as_list(corpus["source"]))
 
 
 class Corpus(Section):
@@ -132,12 +143,8 @@ class Corpus(Section):
 
     @property
     def origins(self) -> frozenset[str]:
-        """Each source, with what else decides which texts are read of it; not how many, and how they are tokenized.
-        Corpora that share one have texts in common."""
-        sources = as_list(self.source) if self.source is not None else [repr(self.megatron)]
-        texts = (self.subset, self.split, self.revision, self.filter)
-        texts += (self.text_key, self.messages, self.prompt, self.answer)
-        return frozenset(repr((os.path.normpath(one), texts)) for one in sources)
+        sources = self.source if self.source is not None else repr(self.megatron)
+        return origins({**self.model_dump(include=set(OF_SOURCE)), "source": sources})
 
     @model_validator(mode="after")
     def _whole_examples(self) -> Corpus:
