@@ -14,8 +14,9 @@ from megaboa.config import ConfigError
 from megaboa.files import link, read_json, write_json
 from megaboa.paths import RunFolder
 from megaboa.plan import Plan, in_place, specifications
+from megaboa.plan.parents import _split_of_recipe
 from megaboa.plan.shared import Shared
-from megaboa.records import Identity, Kept, TrainRecord, plain, read, read_if_there, write
+from megaboa.records import Identity, Kept, Preflight, RunCheck, RunSpec, TrainRecord, plain, read, read_if_there, write
 from megaboa.run.identity import store_of
 from megaboa.store_paths import RunStore
 
@@ -43,11 +44,12 @@ def call(plan: Plan) -> Plan:
     return plan
 
 
-def train(plan: Plan, name: str, *steps: int) -> Identity:
+def train(plan: Plan, name: str, *steps: int, corpora: dict[str, str] | None = None) -> Identity:
     """Train a run of this plan: a store with an identity, and checkpoints."""
     folder = plan[name].folder("results", plan.name)
     parent = folder.parent_manifest
-    identity = Identity(run=plan[name].documents["run"], parent=read(TrainRecord, parent).identity if parent else None)
+    before = read(TrainRecord, parent).identity if parent else None
+    identity = Identity(run=plan[name].documents["run"], parent=before, corpora=corpora or {})
     store = store_of(folder, identity)
     write_json(store.identity, plain(identity))
     saved(store.checkpoints, *steps)
@@ -315,6 +317,49 @@ def test_a_run_that_continues_in_place_keeps_it_from_version_to_version(plans: P
     train(second, "base", 40)
     third = plans(itself.replace("TO", "60").replace("blend: en", "blend: yo"))
     assert third["base"].run.parent.iteration == 40 and third["base"].run.held_out == {"eo": "90,10,0"}
+
+
+def make(source: str, digest: str) -> None:
+    """The corpus `eo` as its job leaves it."""
+    write(Path("results/small/data/eo.json"), made.corpus(made.dataset(), name="eo", source=source, digest=digest))
+
+
+def test_an_earlier_version_trained_on_what_its_corpora_were_then(plans: PlanOf) -> None:
+    train(call(plans(f"base: {{{BOTH}, training.train_iters: 20}}")), "base", 20, corpora={"eo": "1"})
+    make("eo.jsonl", "1")
+    now = {"corpora.eo": {"source": "other.jsonl"}, "corpora.law": {"source": "eo.jsonl"}}
+    itself = f"base: {{continue_from: itself, {BOTH.replace('eo: eo', 'law: law')}, training.train_iters: 40}}"
+    second = call(plans(itself, **now))
+    assert second["base"].run.held_out == {"law": "90,10,0"}
+    unknown = f"continue_from: it isn't known which texts small/base@20 trained on: {TOO_GOOD}"
+    assert unknown not in second.warnings
+    for _ in ("planned", "made"):
+        later = plans(itself, **now)
+        assert later["base"].run == second["base"].run
+        assert unknown in later.warnings
+        make("other.jsonl", "2")
+    first = {"corpora.eo": {"source": "other.jsonl"}, "corpora.another": {"source": "eo.jsonl"}}
+    unrecorded = plans(itself.replace("law: law", "another: another"), **first)
+    assert unrecorded["base"].run.held_out == {} and unknown in unrecorded.warnings
+
+
+def test_a_parent_of_this_experiment_trains_on_what_its_corpora_are_now(
+    plans: PlanOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("megaboa.plan.parents.is_trained", is_trained)
+    runs = f"base: {{{BOTH}}}, child: {{continue_from: small/base@50, {LEFT}}}"
+    train(call(plans(runs)), "base", 50, 100, corpora={"eo": "1"})
+    make("eo.jsonl", "1")
+    assert plans(runs, **{"corpora.eo": {"source": "other.jsonl"}})["child"].run.held_out == {"eo": "90,10,0"}
+
+
+def test_a_recipes_split_is_that_of_the_version_that_trained_with_it(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "results/old/runs/base")
+    before, now = (RunSpec(data={"blend": {"eo": 1.0}} | split) for split in ({}, {"split": "80,20,0"}))
+    write(folder.experiment_folder.preflight, Preflight(runs={"base": RunCheck(split="80,20,0")}))
+    for run, said in ((before, "80,20,0"), (now, None)):
+        write(folder.file("run"), run)
+        assert _split_of_recipe(RunFolder(folder.path), before) == said
 
 
 def test_a_set_that_means_other_documents_from_some_step_on_is_said(plans: PlanOf) -> None:

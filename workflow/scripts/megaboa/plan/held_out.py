@@ -52,6 +52,16 @@ class Texts:
         return cls(origins(kept), canonical(kept))
 
 
+def is_made_of(made: Tree, spec: CorpusSpec, trained: str | None) -> bool:
+    """Whether a corpus with this manifest is the one that was trained on, and made as this specification says.
+    `trained`: the digest of the one that was trained on, if it is known."""
+    asked = plain(spec)
+    sources = [[placed(one) for one in as_list(of["source"])] for of in (asked, made)]
+    decided = {key: value for key, value in made["identity"].items() if key in _OF_TEXTS - {"filter"}}
+    is_same = all(asked.get(key) == value for key, value in decided.items())
+    return trained in (None, made["digest"]) and sources[0] == sources[1] and is_same
+
+
 def texts_of(corpora: Mapping[str, Corpus], names: Iterable[str]) -> dict[str, Texts]:
     """The texts of those of these corpora that the experiment has."""
     return {name: Texts.of(corpora[name]) for name in names if name in corpora}
@@ -66,11 +76,12 @@ class Ancestor:
     step: int
     split: str | None  # None if only its recipe knows it
     texts: Mapping[str, Texts]  # of the corpora that it trained on, as far as they are known
+    has_changed: bool = False  # whether one of them has other texts, or other content, since
 
     @property
     def is_known(self) -> bool:
         """Whether it is known which texts it trained on."""
-        return _trained_on(self.run).keys() <= self.texts.keys()
+        return not self.has_changed and _trained_on(self.run).keys() <= self.texts.keys()
 
 
 @dataclass(frozen=True)
@@ -125,6 +136,10 @@ class _Read:
     @property
     def is_whole(self) -> bool:
         return not self.ancestor.run.data.get("blend")
+
+    @property
+    def is_certain(self) -> bool:
+        return self.ancestor.is_known and (self.is_whole or self.ancestor.split is not None)
 
     @property
     def trained(self) -> float:
@@ -185,7 +200,7 @@ def _split_of(name: str, texts: Mapping[str, Texts], line: Line) -> tuple[str | 
     """Why a corpus that the run doesn't train on can't be a validation set, and the split that decides which of its
     documents can be; neither if nobody trained on it."""
     reads = list(_reads(name, texts, line))
-    if line.unknown and name in line.planned and not any(one.ancestor.is_known for one in reads):
+    if name in line.planned and (reads or line.unknown) and not any(one.is_certain for one in reads):
         return None, line.planned[name]
     if message := next((found for one in reads if (found := one.unusable(name))), None):
         return message, None

@@ -17,11 +17,12 @@ import yaml
 from megaboa.blends import documents_of_set, in_shares, named, shares_of_splits, split_blends, validation_sets
 from megaboa.config.problems import choose, show
 from megaboa.errors import InputError
+from megaboa.files import read_json
 from megaboa.formats import some_of
 from megaboa.layout import NAMES, Layout
 from megaboa.paths import ExperimentFolder, RunFolder, trained
 from megaboa.plan import documents, in_place
-from megaboa.plan.held_out import Ancestor, Line, Texts, held_out, texts_of
+from megaboa.plan.held_out import Ancestor, Line, Texts, held_out, is_made_of, texts_of
 from megaboa.plan.plan import Run
 from megaboa.records import CorpusSpec, Identity, Load, Parent, RunSpec, TrainRecord, Tree, parse, read, read_if_there
 from megaboa.run import checkpoints
@@ -154,30 +155,38 @@ class Parents:
 
     def _line(self, run: Run, parent: ParentRun, step: int, recorded: list[dict[str, str]]) -> Line:
         """The parents of a run, from the one that it continues from this step. `recorded`: what was held out for it."""
-        found, gone = [self._ancestor(run, parent.run, parent.name, step)], None
-        trained = parent.trained
+        gone, trained, is_earlier = None, parent.trained, parent.identity is not None
+        found = [self._ancestor(run, parent.run, f"{parent.name}@{step}", trained, is_earlier)]
         while before := found[-1].run.parent:
             known = self._before(before, trained)
             if known is None:
                 gone = str(before)
                 break
             spec, trained = known
-            found.append(self._ancestor(run, spec, f"{before.experiment}/{before.run}", before.iteration))
+            found.append(self._ancestor(run, spec, str(before), trained, before.identity is not None))
         by_ancestors = {name: split for one in reversed(found) for name, split in one.run.held_out.items()}
         return Line(found, gone, by_ancestors, next(iter(recorded), {}))
 
-    def _ancestor(self, run: Run, spec: RunSpec, name: str, step: int) -> Ancestor:
-        experiment, _, own_name = name.partition("/")
-        blend, split = split_blends(spec.data).get("train", {}), spec.data.get("split")
+    def _ancestor(self, run: Run, spec: RunSpec, name: str, trained: Identity | None, is_earlier: bool) -> Ancestor:
+        """`trained`: its identity, if it has been. `is_earlier`: whether it is an earlier version of a run, which need
+        not have read what this experiment's corpora are now."""
+        experiment, own_name, step = split(name)
+        blend, its_split = split_blends(spec.data).get("train", {}), spec.data.get("split")
         folder = ExperimentFolder(self.results / experiment)
-        if spec.data.get("blend") and split is None and (checked := folder.run(own_name).preflight):
-            split = checked.split
-        if experiment == self.experiment:
-            texts = texts_of(self.runs.get(own_name, run).config.corpora, blend)
-        else:
-            specs = {corpus: read_if_there(CorpusSpec, folder.specs.of("corpora", corpus)) for corpus in blend}
-            texts = {corpus: Texts.of_spec(found) for corpus, found in specs.items() if found}
-        return Ancestor(f"{name}@{step}", spec, step, split, texts)
+        if spec.data.get("blend") and its_split is None:
+            its_split = _split_of_recipe(folder.run(own_name), spec)
+        now = texts_of(self.runs.get(own_name, run).config.corpora, blend) if experiment == self.experiment else {}
+        if experiment == self.experiment and not is_earlier:
+            return Ancestor(name, spec, int(step or 0), its_split, now)
+        specs = {corpus: read_if_there(CorpusSpec, folder.specs.of("corpora", corpus)) for corpus in blend}
+        known = {corpus: found for corpus, found in specs.items() if found}
+        has_changed = trained is not None and any(
+            made.exists() and not is_made_of(read_json(made), found, trained.corpora.get(corpus))
+            for corpus, found in known.items()
+            for made in (folder.corpus(corpus).manifest,)
+        )
+        texts = now | {corpus: Texts.of_spec(found) for corpus, found in known.items()}
+        return Ancestor(name, spec, int(step or 0), its_split, texts, has_changed)
 
     def _before(self, parent: Parent, trained: Identity | None) -> tuple[RunSpec, Identity | None] | None:
         """The run that a parent continued itself; None if it is gone. `trained`: the parent's identity, if it has been
@@ -317,6 +326,14 @@ def _version(folder: RunFolder, version: Version) -> ParentRun:
     settings = folder.launch.checkpoint if folder.file("launch").exists() else {}
     last = max(kept, default=None)
     return ParentRun(name, run, settings, last, kept, version.store.checkpoints, identity.digest, trained=identity)
+
+
+def _split_of_recipe(folder: RunFolder, run: RunSpec) -> str | None:
+    """The split that this run, or an earlier version, has from its recipe; None if preflight hasn't told it."""
+    if not folder.file("run").exists() or folder.preflight is None:
+        return None
+    asked = [(one.data.get("split"), one.overrides.get("dataset.split")) for one in (run, folder.run)]
+    return folder.preflight.split if asked[0] == asked[1] else None
 
 
 def planned_steps(settings: Tree, last: int | None) -> list[int] | None:
