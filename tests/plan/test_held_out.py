@@ -14,6 +14,7 @@ from megaboa.config import ConfigError
 from megaboa.files import link, read_json, write_json
 from megaboa.paths import RunFolder
 from megaboa.plan import Plan, in_place, specifications
+from megaboa.plan.held_out import Ancestor, Lineage, Texts, held_out
 from megaboa.plan.parents import _split_of_recipe
 from megaboa.plan.shared import Shared
 from megaboa.records import Identity, Kept, Preflight, RunCheck, RunSpec, TrainRecord, plain, read, read_if_there, write
@@ -305,6 +306,29 @@ def test_a_run_whose_parent_is_trained_again_is_not_finished(plans: PlanOf, monk
     assert plans(runs)["child"].run == plan["child"].run
     other = runs.replace("90,10,0", "95,5,0", 1)
     assert plans(other)["child"].run.held_out == {"eo": "95,5,0"}
+
+
+def test_losses_of_a_finished_run_that_no_set_can_mend_look_too_good(
+    plans: PlanOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = "data.blend_per_split.train: {en: 1, eo: 1}, data.blend_per_split.valid: yo"
+    train(call(plans(f"base: {{{whole}}}", experiment="old")), "base", 50)
+    monkeypatch.setattr("megaboa.plan.parents.is_trained", lambda folder: folder.name == "child")
+    assert list(plans(f"child: {{continue_from: old/base@50, {LEFT}}}").warnings) == [
+        "data.validation_sets.eo: names 'eo', which old/base@50 trained on in whole; the run is finished, so its "
+        "losses look too good"
+    ]
+
+
+def test_a_split_that_only_a_recipe_knows_is_asked_for() -> None:
+    texts = {name: Texts(frozenset([name]), name) for name in ("en", "eo")}
+    base = Ancestor("small/base@50", RunSpec(data={"blend": {"eo": 1.0}}), 50, None, texts)
+    data = {"blend": {"en": 1.0}, "split": "90,10,0", "validation_sets": {"eo": {"eo": 1.0}}}
+    (found,) = held_out(RunSpec(data=data), texts, Lineage([base])).problems
+    assert found.message == (
+        "names 'eo', which small/base@50 trained on, by a split that only its recipe knows: set data.split in "
+        "small/base, call `snakemake preflight` for small/base first, or name another corpus"
+    )
 
 
 def test_a_run_that_continues_in_place_keeps_it_from_version_to_version(plans: PlanOf) -> None:

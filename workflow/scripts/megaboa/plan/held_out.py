@@ -21,7 +21,22 @@ _OF_TEXTS = {one.name for one in fields(TextSpec)} - {"name"}
 _OF_TEXTS |= {"pairs", "min_characters", "deduplicate", "filter", "messages", "prompt", "answer"}
 TOO_GOOD = "may be validated on, so losses may look too good"
 
-Problem = tuple[tuple[str, ...], str]  # a key, and what is wrong with it
+Key = tuple[str, ...]
+ANOTHER = "name another corpus"
+TWO_SETS = "make two sets of them"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is wrong with a key, and the remedy."""
+
+    key: Key
+    fact: str
+    remedy: str = ANOTHER
+
+    @property
+    def message(self) -> str:
+        return f"{self.fact}: {self.remedy}"
 
 
 @dataclass(frozen=True)
@@ -85,23 +100,24 @@ class Ancestor:
 
 
 @dataclass(frozen=True)
-class Line:
-    """The parents of a run, the nearest first. `gone`: the one whose record isn't there any more.
+class Lineage:
+    """The parents of a run, the nearest first. `lost`: the first one that isn't there any more, so that it and its own
+    parents aren't known.
 
-    Splits by corpus, for where it isn't known which texts were trained on: `recorded` of the parents, and `planned` for
-    the run itself when more was known.
+    Splits by corpus, for where it isn't known which texts were trained on: `inherited` are those that the parents have
+    recorded, and `planned` those that the last plan found for the run itself, when more was known.
     """
 
     ancestors: Sequence[Ancestor]
-    gone: str | None = None
-    recorded: Mapping[str, str] = field(default_factory=dict)
+    lost: str | None = None
+    inherited: Mapping[str, str] = field(default_factory=dict)
     planned: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def unknown(self) -> str | None:
         """The parent of which it isn't known which texts it trained on, if there is one."""
-        if self.gone:
-            return f"{self.gone}, whose record is gone,"
+        if self.lost:
+            return f"{self.lost}, whose record is gone,"
         return next((one.name for one in self.ancestors if not one.is_known), None)
 
 
@@ -116,8 +132,9 @@ class HeldOut:
     @property
     def of_finished(self) -> Iterator[str]:
         """Warnings of a finished run, which can't be changed any more."""
-        for path, message in self.problems:
-            yield f"{'.'.join(path)}: {message}"
+        for one in self.problems:
+            if one.remedy != TWO_SETS:  # of the corpora of a set `splits` says it
+                yield f"{'.'.join(one.key)}: {one.fact}; the run is finished, so its losses look too good"
         for corpus, split in self.splits.items():
             yield (
                 f"data.validation_sets: the run is finished, and was validated on all of {corpus!r}, also on what its "
@@ -126,7 +143,7 @@ class HeldOut:
 
 
 @dataclass(frozen=True)
-class _Read:
+class _TrainedOn:
     """A corpus that an ancestor trained on, and that has texts of one of the run's."""
 
     ancestor: Ancestor
@@ -157,58 +174,68 @@ class _Read:
             return f"names {name!r}, which {by} trained on, by a split that only its recipe knows"
         return None
 
+    @property
+    def remedy(self) -> str:
+        """What to do if it is unusable."""
+        if not self.is_same or self.is_whole:
+            return ANOTHER
+        parent = self.ancestor.name.partition("@")[0]
+        return f"set data.split in {parent}, call `snakemake preflight` for {parent} first, or {ANOTHER}"
 
-def held_out(run: RunSpec, texts: Mapping[str, Texts], line: Line) -> HeldOut:
+
+def held_out(run: RunSpec, texts: Mapping[str, Texts], lineage: Lineage) -> HeldOut:
     """What a run with these parents validates on. `texts`: of its own corpora. What a finished run has held out
     (`run.held_out`) stays so, and is no problem."""
     data, problems, splits = run.data, [], {}
     trained = _trained_on(run)
     for name, blend in validation_sets(data).items():
         others = [corpus for corpus in blend if corpus not in trained]
+        key = ("data", "validation_sets", name)
         found = {
-            corpus: (None, run.held_out[corpus]) if corpus in run.held_out else _split_of(corpus, texts, line)
+            corpus: (None, run.held_out[corpus]) if corpus in run.held_out else _split_of(key, corpus, texts, lineage)
             for corpus in others
         }
-        wrong = [message for message, _ in found.values() if message]
+        wrong = [problem for problem, _ in found.values() if problem]
         kept = {corpus: split for corpus, (_, split) in found.items()}
-        if wrong:
-            problems.append((("data", "validation_sets", name), f"{wrong[0]}: name another corpus"))
-        elif len({*kept.values()}) > 1:
-            problems.append((("data", "validation_sets", name), _mixes(kept)))
+        if not wrong and len({*kept.values()}) > 1:
+            wrong = [Problem(key, _mixes(kept), TWO_SETS)]
+        problems += wrong[:1]
         splits |= {corpus: split for corpus, split in kept.items() if split and corpus not in run.held_out}
     per_split = data.get("blend_per_split") or {}
     for split in ("valid", "test"):
-        message = _in_whole(per_split.get(split) or {}, texts, line, may_be_set=not run.is_tuned)
-        problems += [(("data", "blend_per_split", split), message)] if message else []
-    return HeldOut(splits, problems, list(dict.fromkeys(_warnings(run, texts, line))))
+        key = ("data", "blend_per_split", split)
+        problem = _in_whole(key, per_split.get(split) or {}, texts, lineage, may_be_set=not run.is_tuned)
+        problems += [problem] if problem else []
+    return HeldOut(splits, problems, list(dict.fromkeys(_warnings(run, texts, lineage))))
 
 
 def _trained_on(run: RunSpec) -> Blend:
     return split_blends(run.data).get("train", {})
 
 
-def _reads(name: str, texts: Mapping[str, Texts], line: Line) -> Iterator[_Read]:
+def _reads(name: str, texts: Mapping[str, Texts], lineage: Lineage) -> Iterator[_TrainedOn]:
     """What the run's ancestors trained on of the texts of one of its corpora."""
     own = texts[name]
-    for ancestor in line.ancestors:
+    for ancestor in lineage.ancestors:
         for corpus in _trained_on(ancestor.run):
             if (theirs := ancestor.texts.get(corpus)) and not own.sources.isdisjoint(theirs.sources):
-                yield _Read(ancestor, corpus, own == theirs)
+                yield _TrainedOn(ancestor, corpus, own == theirs)
 
 
-def _split_of(name: str, texts: Mapping[str, Texts], line: Line) -> tuple[str | None, str | None]:
+def _split_of(key: Key, name: str, texts: Mapping[str, Texts], lineage: Lineage) -> tuple[Problem | None, str | None]:
     """Why a corpus that the run doesn't train on can't be a validation set, and the split that decides which of its
     documents can be; neither if nobody trained on it."""
-    reads = list(_reads(name, texts, line))
-    if name in line.planned and (reads or line.unknown) and not any(one.is_certain for one in reads):
-        return None, line.planned[name]
-    if message := next((found for one in reads if (found := one.unusable(name))), None):
-        return message, None
+    reads = list(_reads(name, texts, lineage))
+    if name in lineage.planned and (reads or lineage.unknown) and not any(one.is_certain for one in reads):
+        return None, lineage.planned[name]
+    if problem := next((Problem(key, fact, one.remedy) for one in reads if (fact := one.unusable(name))), None):
+        return problem, None
     if not reads:
-        return None, line.recorded.get(name) if line.unknown else None
+        return None, lineage.inherited.get(name) if lineage.unknown else None
     most = max(reads, key=lambda one: one.trained).ancestor
     if shares_of_splits(most.split)[1] == 0:
-        return f"names {name!r}, of which {most.name} held out nothing for validation (data.split: {most.split})", None
+        fact = f"names {name!r}, of which {most.name} held out nothing for validation (data.split: {most.split})"
+        return Problem(key, fact), None
     return None, most.split
 
 
@@ -217,32 +244,33 @@ def _mixes(kept: Mapping[str, str | None]) -> str:
     one, *others = kept
     other = next(name for name in others if kept[name] != kept[one])
     of = {name: f"what a parent held out of it by {kept[name]}" if kept[name] else "all of it" for name in (one, other)}
-    return f"mixes {one!r} ({of[one]}) with {other!r} ({of[other]}): make two sets of them"
+    return f"mixes {one!r} ({of[one]}) with {other!r} ({of[other]})"
 
 
-def _in_whole(blend: Blend, texts: Mapping[str, Texts], line: Line, may_be_set: bool) -> str | None:
+def _in_whole(key: Key, blend: Blend, texts: Mapping[str, Texts], lineage: Lineage, may_be_set: bool) -> Problem | None:
     """Why blend_per_split can't read these corpora for validation or the test: it reads them in whole."""
     for name in blend:
-        for one in _reads(name, texts, line):
-            message = one.unusable(name)
-            if message or not may_be_set:
-                return f"{message or f'names {name!r}, which {one.ancestor.name} trained on'}: name another corpus"
-            return (
-                f"names {name!r}, which {one.ancestor.name} trained on, and reads all of it: name another corpus here, "
-                "and this one in data.validation_sets, where it is the share that was held out"
+        for one in _reads(name, texts, lineage):
+            fact = one.unusable(name)
+            if fact or not may_be_set:
+                return Problem(key, fact or f"names {name!r}, which {one.ancestor.name} trained on")
+            return Problem(
+                key,
+                f"names {name!r}, which {one.ancestor.name} trained on, and reads all of it",
+                f"{ANOTHER} here, and this one in data.validation_sets, where it is the share that was held out",
             )
     return None
 
 
-def _warnings(run: RunSpec, texts: Mapping[str, Texts], line: Line) -> Iterator[str]:
+def _warnings(run: RunSpec, texts: Mapping[str, Texts], lineage: Lineage) -> Iterator[str]:
     data, own = run.data, run.data.get("split")
     evaluated = [*validation_sets(data), *(name for name in ("valid", "test") if name in split_blends(data))]
     if data.get("blend") and own and shares_of_splits(own)[0] == 1:  # nothing is held out
         evaluated = [*validation_sets(data)]
-    if evaluated and (who := line.unknown):
+    if evaluated and (who := lineage.unknown):
         yield f"continue_from: it isn't known which texts {who} trained on: documents that were trained on {TOO_GOOD}"
     for name in (data.get("blend") or {}) if evaluated else ():
-        for one in _reads(name, texts, line):
+        for one in _reads(name, texts, lineage):
             by = one.ancestor.name
             if not one.is_same:
                 yield (

@@ -22,7 +22,7 @@ from megaboa.formats import some_of
 from megaboa.layout import NAMES, Layout
 from megaboa.paths import ExperimentFolder, RunFolder, trained
 from megaboa.plan import documents, in_place
-from megaboa.plan.held_out import Ancestor, Line, Texts, held_out, is_made_of, texts_of
+from megaboa.plan.held_out import Ancestor, Lineage, Texts, held_out, is_made_of, texts_of
 from megaboa.plan.plan import Run
 from megaboa.records import CorpusSpec, Identity, Load, Parent, RunSpec, TrainRecord, Tree, parse, read, read_if_there
 from megaboa.run import checkpoints
@@ -118,18 +118,18 @@ class Parents:
         own = experiment == self.experiment and name == run.name
         texts = texts_of(run.config.corpora, run.corpora)
         recorded = self._recorded(run, f"{experiment}/{name}@{step}") if self._are_as_before(texts) else []
-        line = self._line(run, parent, step, recorded)
+        lineage = self._lineage(run, parent, step, recorded)
         # A finished run stays what it is, whatever has become of its parents' files, unless this call trains its parent
         # again.
         for known in (*recorded, {}) if parent.trained else ():
-            joined = with_parent(run, experiment, name, step, parent.identity, line, known)
+            joined = with_parent(run, experiment, name, step, parent.identity, lineage, known)
             if _is_done(joined, self.results, self.experiment):
-                self._warn(run, held_out(joined.run, texts, line).of_finished)
+                self._warn(run, held_out(joined.run, texts, lineage).of_finished)
                 return joined
-        found = held_out(run.run, texts, line)
-        for path, message in found.problems:
-            self.complain(run, path, message)
-        joined = with_parent(run, experiment, name, step, parent.identity, line, found.splits)
+        found = held_out(run.run, texts, lineage)
+        for one in found.problems:
+            self.complain(run, one.key, one.message)
+        joined = with_parent(run, experiment, name, step, parent.identity, lineage, found.splits)
         if not _is_done(joined, self.results, self.experiment):
             read_otherwise = reads_otherwise(parent, joined) if own else ()
             self._warn(run, filter(None, (rises_again(parent, run, step), *found.warnings, *read_otherwise)))
@@ -153,19 +153,19 @@ class Parents:
         for warning in warnings:
             self.warnings.setdefault(warning, []).append(run.name)
 
-    def _line(self, run: Run, parent: ParentRun, step: int, recorded: list[dict[str, str]]) -> Line:
+    def _lineage(self, run: Run, parent: ParentRun, step: int, recorded: list[dict[str, str]]) -> Lineage:
         """The parents of a run, from the one that it continues from this step. `recorded`: what was held out for it."""
-        gone, trained, is_earlier = None, parent.trained, parent.identity is not None
+        lost, trained, is_earlier = None, parent.trained, parent.identity is not None
         found = [self._ancestor(run, parent.run, f"{parent.name}@{step}", trained, is_earlier)]
         while before := found[-1].run.parent:
             known = self._before(before, trained)
             if known is None:
-                gone = str(before)
+                lost = str(before)
                 break
             spec, trained = known
             found.append(self._ancestor(run, spec, str(before), trained, before.identity is not None))
         by_ancestors = {name: split for one in reversed(found) for name, split in one.run.held_out.items()}
-        return Line(found, gone, by_ancestors, next(iter(recorded), {}))
+        return Lineage(found, lost, by_ancestors, next(iter(recorded), {}))
 
     def _ancestor(self, run: Run, spec: RunSpec, name: str, trained: Identity | None, is_earlier: bool) -> Ancestor:
         """`trained`: its identity, if it has been. `is_earlier`: whether it is an earlier version of a run, which need
@@ -555,7 +555,7 @@ def with_parent(
     name: str,
     step: int,
     identity: str | None,
-    line: Line,
+    lineage: Lineage,
     held_out: dict[str, str] | None = None,
 ) -> Run:
     """The run with its parent, in its identity and in its row of the plan. `identity`: the parent's, if it has the same
@@ -570,20 +570,20 @@ def with_parent(
     facts = replace(run.facts, training=replace(run.facts.training, steps_before=spec.steps_before))
     row = {**run.row, "parent": str(parent)}
     if spec.steps_before:  # and those may have had other batches
-        row["tokens"] = tokens_until(spec, spec.training.get("train_iters"), line)
+        row["tokens"] = tokens_until(spec, spec.training.get("train_iters"), lineage)
     launch = replace(run.launch, index=documents.index_name(spec))
     return replace(run, run=spec, launch=launch, row=row, facts=facts)
 
 
-def tokens_until(run: RunSpec, last: int | None, line: Line) -> int | None:
+def tokens_until(run: RunSpec, last: int | None, lineage: Lineage) -> int | None:
     """The tokens of a run and its parents up to its last step; None if only a recipe, or a parent that is gone, knows
     them."""
-    steps = [(run, last), *((one.run, one.step) for one in line.ancestors)]
+    steps = [(run, last), *((one.run, one.step) for one in lineage.ancestors)]
     sizes = [
         [until and until - one.steps_before, *map(one.training.get, ("global_batch_size", "seq_length"))]
         for one, until in steps
     ]
-    return None if line.gone or None in itertools.chain(*sizes) else sum(map(math.prod, sizes))
+    return None if lineage.lost or None in itertools.chain(*sizes) else sum(map(math.prod, sizes))
 
 
 def model_difference(theirs: Tree, own: Tree) -> str | None:
