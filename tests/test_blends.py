@@ -38,6 +38,22 @@ def test_a_share_of_some_files_alone_is_said(documents: tuple[int, ...], split: 
 
 
 @pytest.mark.parametrize(
+    ("paths", "is_said"),
+    [
+        ([f"x/part-{number:05}-of-00100.jsonl" for number in range(100)], False),
+        (["x/1.jsonl", "x/2.jsonl"], False),
+        ([f"x/{language}/{number}.jsonl" for language in ("en", "eo") for number in range(50)], True),
+        (["x/en.jsonl", "x/eo.jsonl"], True),
+        ([f"x/{chr(97 + number) * 8}.jsonl" for number in range(20)], False),  # such as random names
+    ],
+)
+def test_nothing_is_said_of_equal_shards(paths: list[str], is_said: bool) -> None:
+    sources = tuple(TextRead(path=path, kind="jsonl", size=1, sha256="0", documents=50) for path in paths)
+    found = made.corpus(made.dataset(documents=50 * len(paths)), sources=sources)
+    assert bool(files_held_out({"multi": found}, {"blend": {"multi": 1.0}, "split": "98,1,1"})) == is_said
+
+
+@pytest.mark.parametrize(
     ("data", "held_out", "documents"),
     [
         ({"blend": {"a": 1.0, "b": 2.0}, "split": "98,1,1"}, {}, "a held out by 98,1,1"),

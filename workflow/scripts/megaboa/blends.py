@@ -12,6 +12,7 @@ from megaboa.records import Corpus, Tree
 
 SPLITS = ("train", "valid", "test")  # Megatron's names and order
 
+MANY = 10  # kinds of files: more are no languages or subjects
 RECIPES = "its recipe's split"  # where data.split isn't set
 MAIN = "main"  # what tables and figures call the validation data of the split
 VALIDATION_SET = "valid/"  # and a validation set's name: its loss
@@ -71,8 +72,9 @@ def bounds_of(split: str, documents: int) -> list[tuple[int, int]]:
 
 
 def files_held_out(corpora: Mapping[str, Corpus], data: Tree) -> list[str]:
-    """Warnings of corpora whose validation data is of some of their files alone, as splits take documents in order. A
-    file that is one document is in one split anyway."""
+    """Warnings of corpora whose validation data is of some kinds of their files alone, as splits take documents in
+    order. Files whose paths differ in numbers alone are shards of one kind; of many kinds, as where names are random,
+    nothing is said. A file that is one document is in one split anyway."""
     said = []
     for name in (data.get("blend") or {}) if data.get("split") else ():
         files = [file for file in corpora[name].sources if file.documents]
@@ -80,17 +82,26 @@ def files_held_out(corpora: Mapping[str, Corpus], data: Tree) -> list[str]:
         begin, end = bounds_of(data["split"], documents)[SPLITS.index("valid")]
         ends = accumulate(file.documents for file in files)
         touched = [
-            Path(file.path).name
-            for file, last in zip(files, ends, strict=True)
-            if begin < last and last - file.documents < end
+            file.path for file, last in zip(files, ends, strict=True) if begin < last and last - file.documents < end
         ]
-        if begin < end and len(touched) < len(files) and documents >= 2 * len(files):
+        kinds = {_without_numbers(file.path) for file in files}
+        if (
+            begin < end
+            and {*map(_without_numbers, touched)} < kinds
+            and len(kinds) <= MANY
+            and documents >= 2 * len(files)
+        ):
+            names = [Path(path).name for path in touched]
             said.append(
                 f"corpus {name!r}: the validation data (data.split) is documents {begin:,} to {end - 1:,} of "
-                f"{documents:,}, which are of {len(touched)} of its {len(files)} files ({some_of(touched)}): if the "
+                f"{documents:,}, which are of {len(touched)} of its {len(files)} files ({some_of(names)}): if the "
                 "files differ, by language or subject, make a corpus of each, or shuffle the documents"
             )
     return said
+
+
+def _without_numbers(path: str) -> str:
+    return re.sub(r"\d+", "", path)
 
 
 def split_of_set(data: Tree, blend: Blend, held_out: Mapping[str, str]) -> str | None:
