@@ -251,6 +251,7 @@ def is_trained(folder: RunFolder) -> bool:
         lambda spec: spec.unlink(),
         lambda spec: write_json(spec, read_json(spec) | {"source": "other.jsonl"}),
         lambda spec: write_json(spec, read_json(spec) | {"limit": 5}),
+        lambda spec: spec.write_text("{"),
     ],
 )
 def test_a_finished_run_stays_what_it_is_whatever_becomes_of_its_parents_experiment(

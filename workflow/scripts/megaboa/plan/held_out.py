@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
+from megaboa import records
 from megaboa.blends import RECIPES, Blend, shares_of_splits, split_blends, validation_sets
 from megaboa.config.models.data import Corpus, origins
 from megaboa.data.sources import as_list, placed
@@ -67,14 +68,14 @@ class Texts:
         return cls(origins(kept), canonical(kept))
 
 
-def is_made_of(made: Tree, spec: CorpusSpec, trained: str | None) -> bool:
+def is_made_of(made: records.Corpus, spec: CorpusSpec, trained: str | None) -> bool:
     """Whether a corpus with this manifest is the one that was trained on, and made as this specification says.
     `trained`: the digest of the one that was trained on, if it is known."""
     asked = plain(spec)
-    sources = [[placed(one) for one in as_list(of["source"])] for of in (asked, made)]
-    decided = {key: value for key, value in made["identity"].items() if key in _OF_TEXTS - {"filter"}}
+    sources = [[placed(one) for one in as_list(of.source)] for of in (spec, made)]
+    decided = {key: value for key, value in made.identity.items() if key in _OF_TEXTS - {"filter"}}
     is_same = all(asked.get(key) == value for key, value in decided.items())
-    return trained in (None, made["digest"]) and sources[0] == sources[1] and is_same
+    return trained in (None, made.digest) and sources[0] == sources[1] and is_same
 
 
 def texts_of(corpora: Mapping[str, Corpus], names: Iterable[str]) -> dict[str, Texts]:

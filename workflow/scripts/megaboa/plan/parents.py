@@ -17,14 +17,26 @@ import yaml
 from megaboa.blends import documents_of_set, in_shares, named, shares_of_splits, split_blends, validation_sets
 from megaboa.config.problems import choose, show
 from megaboa.errors import InputError
-from megaboa.files import read_json
 from megaboa.formats import some_of
 from megaboa.layout import NAMES, Layout
 from megaboa.paths import ExperimentFolder, RunFolder, trained
 from megaboa.plan import documents, in_place
 from megaboa.plan.held_out import Ancestor, Lineage, Texts, held_out, is_made_of, texts_of
 from megaboa.plan.plan import Run
-from megaboa.records import CorpusSpec, Identity, Load, Parent, RunSpec, TrainRecord, Tree, parse, read, read_if_there
+from megaboa.records import (
+    Corpus,
+    CorpusSpec,
+    Identity,
+    Load,
+    Parent,
+    Record,
+    RunSpec,
+    TrainRecord,
+    Tree,
+    parse,
+    read,
+    read_if_there,
+)
 from megaboa.run import checkpoints
 from megaboa.run.identity import as_it_lies, is_trained, stored
 from megaboa.run.versions import Version, versions
@@ -138,15 +150,13 @@ class Parents:
     def _recorded(self, run: Run, parent: str) -> list[dict[str, str]]:
         """What was held out for the run, if it had this parent, when it was planned last, and when it was trained."""
         folder = ExperimentFolder(self.results / self.experiment).run(run.name)
-        planned = folder.run.parent if folder.file("run").exists() else None
-        trained = read_if_there(TrainRecord, folder.train_manifest)
-        found = (planned, trained and trained.parent)
-        return [one.held_out for one in found if one and str(one) == parent]
+        found = (_readable(RunSpec, folder.file("run")), _readable(TrainRecord, folder.train_manifest))
+        return [one.parent.held_out for one in found if one and one.parent and str(one.parent) == parent]
 
     def _are_as_before(self, texts: dict[str, Texts]) -> bool:
         """Whether these texts of the experiment are those of its last plan, as far as its files are there."""
         specs = ExperimentFolder(self.results / self.experiment).specs
-        before = {name: read_if_there(CorpusSpec, specs.of("corpora", name)) for name in texts}
+        before = {name: _readable(CorpusSpec, specs.of("corpora", name)) for name in texts}
         return all(spec is None or Texts.of_spec(spec) == texts[name] for name, spec in before.items())
 
     def _warn(self, run: Run, warnings: Iterable[str]) -> None:
@@ -178,12 +188,11 @@ class Parents:
         now = texts_of(self.runs.get(own_name, run).config.corpora, blend) if experiment == self.experiment else {}
         if experiment == self.experiment and not is_earlier:
             return Ancestor(name, spec, int(step or 0), its_split, now)
-        specs = {corpus: read_if_there(CorpusSpec, folder.specs.of("corpora", corpus)) for corpus in blend}
+        specs = {corpus: _readable(CorpusSpec, folder.specs.of("corpora", corpus)) for corpus in blend}
         known = {corpus: found for corpus, found in specs.items() if found}
-        has_changed = trained is not None and any(
-            made.exists() and not is_made_of(read_json(made), found, trained.corpora.get(corpus))
-            for corpus, found in known.items()
-            for made in (folder.corpus(corpus).manifest,)
+        made = {corpus: _readable(Corpus, folder.corpus(corpus).manifest) for corpus in known} if trained else {}
+        has_changed = any(
+            one and not is_made_of(one, known[name], trained.corpora.get(name)) for name, one in made.items()
         )
         texts = now | {corpus: Texts.of_spec(found) for corpus, found in known.items()}
         return Ancestor(name, spec, int(step or 0), its_split, texts, has_changed)
@@ -326,6 +335,13 @@ def _version(folder: RunFolder, version: Version) -> ParentRun:
     settings = folder.launch.checkpoint if folder.file("launch").exists() else {}
     last = max(kept, default=None)
     return ParentRun(name, run, settings, last, kept, version.store.checkpoints, identity.digest, trained=identity)
+
+
+def _readable[R: Record](kind: type[R], path: Path) -> R | None:
+    """The record in a file; None if there is none, or it can't be read: the jobs that need it say more."""
+    with contextlib.suppress(InputError):
+        return read_if_there(kind, path)
+    return None
 
 
 def _split_of_recipe(folder: RunFolder, run: RunSpec) -> str | None:
