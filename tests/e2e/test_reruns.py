@@ -51,7 +51,7 @@ def test_another_partition_and_wall_time_retrain_nothing(done):
 def test_a_caption_reruns_the_report_alone(done):
     workspace, config = done
     captions = workspace.path / "workflow" / "report" / "captions.yaml"
-    edit(captions, "productive", "useful")
+    edit(captions, "own validation data", "set-aside data")
     assert workspace.planned("--configfile", config) == {"report": 1}
     workspace.snakemake("--configfile", config)
     assert "set-aside" in workspace.results("reruns", "report", "index.html").read_text()
