@@ -12,7 +12,7 @@ from fake_runs import FakeExperiment
 from pydantic import ValidationError
 
 from megaboa.config.models.outputs import Figure
-from megaboa.observe.steps import VALIDATION_SET
+from megaboa.metrics import VALIDATION_SET
 from megaboa.report import kinds, style
 from megaboa.report.figures import LEARNING_RATE, STEP_TIME, standard_figures
 from megaboa.report.frames import Frames

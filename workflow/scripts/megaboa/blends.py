@@ -12,10 +12,9 @@ from megaboa.records import Corpus, Tree
 
 SPLITS = ("train", "valid", "test")  # Megatron's names and order
 
-MANY = 10  # kinds of files: more are no languages or subjects
+MANY = 10  # with more kinds of files, they aren't languages or subjects
 RECIPES = "its recipe's split"  # where data.split isn't set
 MAIN = "main"  # what tables and figures call the validation data of the split
-VALIDATION_SET = "valid/"  # and a validation set's name: its loss
 
 Blend = dict[str, float]
 
@@ -85,12 +84,8 @@ def files_held_out(corpora: Mapping[str, Corpus], data: Tree) -> list[str]:
             file.path for file, last in zip(files, ends, strict=True) if begin < last and last - file.documents < end
         ]
         kinds = {_without_numbers(file.path) for file in files}
-        if (
-            begin < end
-            and {*map(_without_numbers, touched)} < kinds
-            and len(kinds) <= MANY
-            and documents >= 2 * len(files)
-        ):
+        leaves_kinds_out = begin < end and {*map(_without_numbers, touched)} < kinds
+        if leaves_kinds_out and len(kinds) <= MANY and documents >= 2 * len(files):
             names = [Path(path).name for path in touched]
             said.append(
                 f"corpus {name!r}: the validation data (data.split) is documents {begin:,} to {end - 1:,} of "
@@ -113,8 +108,8 @@ def split_of_set(data: Tree, blend: Blend, held_out: Mapping[str, str]) -> str |
 
 
 def documents_of_set(data: Tree, blend: Blend, held_out: Mapping[str, str]) -> str:
-    """What a validation set consists of, such as `all of law`, or `law held out by 98,1,1`. Sets of
-    other words have other documents."""
+    """What a validation set consists of, such as `all of law`, or `law held out by 98,1,1`. Where these differ, the
+    documents do."""
     split, name = split_of_set(data, blend, held_out), named(_shares(blend))
     return f"all of {name}" if split is None else f"{name} held out by {split}"
 

@@ -46,7 +46,11 @@ def disk_full(where: object, remedy: str) -> Iterator[None]:
     except Exception as error:
         if (refused := no_room(error)) is None:
             raise
-        raise InputError(f"{where}: {NO_ROOM[refused]}; no partial file was kept. {remedy}") from error
+        raise InputError(f"{_nothing_kept(where, refused)}. {remedy}") from error
+
+
+def _nothing_kept(where: object, refused: int) -> str:
+    return f"{where}: {NO_ROOM[refused]}; no partial file was kept"
 
 
 def no_room(error: BaseException) -> int | None:
@@ -79,7 +83,7 @@ def one_sentence(out: str | Path | None = None) -> Iterator[None]:
     except Exception as error:
         if (refused := no_room(error)) is None:
             raise
-        said = f"making {out}: {NO_ROOM[refused]}; no partial file was kept" if out else NO_ROOM[refused]
+        said = _nothing_kept(f"making {out}", refused) if out else NO_ROOM[refused]
         sys.exit(f"error: {said}. Free some space, and call again")
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ast
+import atexit
 import contextlib
 import hashlib
 import json
 import os
+import shutil
 import stat
+import tempfile
 import threading
 from collections.abc import Iterable
 from pathlib import Path
@@ -98,6 +101,13 @@ def make_folder(path: str | Path) -> None:
             raise
         return
     share(path)
+
+
+def temporary_folder(prefix: str) -> Path:
+    """A folder that is removed when the process ends."""
+    folder = Path(tempfile.mkdtemp(prefix=prefix))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def touch(path: str | Path) -> None:

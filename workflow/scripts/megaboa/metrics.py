@@ -17,6 +17,8 @@ Rows = Literal["runs", "steps", "validation", "time", "exports"]
 # published tables may state.
 Use = Literal["figures", "file", "settings", "machines", "published"]
 EVALUATION = "evaluation."  # prefix; a key of the file that `evaluate` wrote follows
+VALIDATION_SET = "valid/"  # prefix; the name of a further validation set follows: its loss
+LOSSES = ("losses/", VALIDATION_SET)
 SECONDS, SHARE, GIB = "s", "share", "GiB"
 
 
@@ -160,7 +162,7 @@ def named(name: str) -> Metric:
         return _BY_NAME[name]
     unit = SECONDS if name.endswith("seconds") else ""
     label = KEYS.get(name, name.removeprefix(EVALUATION))
-    return Metric(name, label, "", unit, less_is_better=name.startswith(("losses/", "valid/")))
+    return Metric(name, label, "", unit, less_is_better=name.startswith(LOSSES))
 
 
 def label(name: str) -> str:

@@ -26,6 +26,7 @@ ARCHITECTURE = (
     *("num_moe_experts", "moe_router_topk", "moe_ffn_hidden_size", "moe_layer_freq", "multi_latent_attention"),
     *("vocab_size", "window_size"),
 )
+ROUNDS = "yarn_correction_range_round_to_int"
 # These settings are part of a parameter group's name, besides its structure, but may differ between the runs.
 _SETTINGS_IN_NAMES = ("max_lr", "min_lr", "start_wd", "end_wd")
 _STATE_OF_A_GROUP = ("params", "step")
@@ -130,10 +131,9 @@ def _differing(one: dict[str, int], other: dict[str, int]) -> str:
 def keep_positions(config: Any, theirs: Tree) -> list[str]:
     """Keep the range of YaRN that a checkpoint was trained with. Earlier versions left it unrounded where the model's
     config doesn't say. Returns what was changed."""
-    field = "yarn_correction_range_round_to_int"
-    if not getattr(config.model, field, None) or theirs["model"].get(field, True) is not None:
+    if not getattr(config.model, ROUNDS, None) or theirs["model"].get(ROUNDS, True) is not None:
         return []
-    setattr(config.model, field, None)
+    setattr(config.model, ROUNDS, None)
     return ["YaRN's range is not rounded, as in the checkpoint: set truncate: false in the model's config to export it"]
 
 

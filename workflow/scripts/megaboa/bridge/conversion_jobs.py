@@ -120,7 +120,7 @@ def _remedy(checks: list[Check], again: str, folder: str) -> str:
             f"; converting it again gives the same: compare {folder}/config.json with what Bridge's converter of the "
             "family carries over, such as windows and rotary positions (docs/how-to/huggingface.md)"
         )
-    return ""  # the check's own words say it
+    return ""  # the check's text says what to do
 
 
 def export_model(

@@ -26,7 +26,9 @@ from transformers import AutoConfig, PreTrainedConfig
 
 from megaboa import store
 from megaboa.bridge import prediction, process, weights
+from megaboa.bridge.continuation import ROUNDS
 from megaboa.bridge.source import copy_settings, has_weights
+from megaboa.check.rope import YARN_DEFAULTS
 from megaboa.conversion import WHOLE
 from megaboa.errors import InputError, no_room
 from megaboa.layout import AXES, Layout
@@ -36,8 +38,8 @@ from megaboa.records import ModelSource
 UNTRAINED = {"gradient_accumulation_fusion": False}
 # All parameters come from files, as the proof verifies. Drawing random ones would take a minute per 8 billion.
 UNDRAWN = {"perform_initialization": False}
-# transformers' defaults of YaRN, by Bridge's fields
-YARN = {"yarn_beta_fast": 32.0, "yarn_beta_slow": 1.0, "yarn_correction_range_round_to_int": True}
+# Bridge's fields of YaRN's keys that a config may leave out.
+YARN = {"yarn_beta_fast": "beta_fast", "yarn_beta_slow": "beta_slow", ROUNDS: "truncate"}
 # The launcher notices a rank that dies. One that reads a large model, or waits for another job's, is merely slow.
 PATIENCE = timedelta(days=1)
 
@@ -152,7 +154,8 @@ def provider_of(bridge: AutoBridge, load_weights: bool = True) -> Any:
 def with_yarn_defaults(model: Any) -> None:
     """Give a model what transformers takes for YaRN's missing keys: in Megatron they are null."""
     if getattr(model, "position_embedding_type", None) == "yarn":
-        vars(model).update({field: value for field, value in YARN.items() if getattr(model, field) is None})
+        missing = {field: YARN_DEFAULTS[key] for field, key in YARN.items() if getattr(model, field) is None}
+        vars(model).update(missing)
 
 
 def bridge_of(source: ModelSource) -> AutoBridge:

@@ -25,6 +25,7 @@ from megaboa.bridge.process import playing_rank_0_of
 from megaboa.bridge.quiet import quietly
 from megaboa.errors import InputError
 from megaboa.files import read_json, write_json
+from megaboa.metrics import VALIDATION_SET
 from megaboa.paths import RunFolder
 from megaboa.records import Corpus, CorpusRead, DataIndex, IndexSpec, Tree, parse, plain
 from megaboa.run.inputs import check_data, check_documents
@@ -64,7 +65,8 @@ def build(folder: RunFolder, cache: Path) -> Tree:
     require_vocabulary(config, inputs.corpora)
     splits = build_train_valid_test_datasets(config, get_dataset_provider(config.dataset))
     sets = datasets.build_validation_sets(config, run, inputs.corpora)
-    found = {**dict(zip(SPLITS, splits, strict=True)), **{f"valid/{name}": dataset for name, dataset in sets.items()}}
+    further = {f"{VALIDATION_SET}{name}": dataset for name, dataset in sets.items()}
+    found = dict(zip(SPLITS, splits, strict=True)) | further
     return {
         "samples": {name: len(dataset) for name, dataset in found.items() if dataset is not None},
         "corpora": [

@@ -17,11 +17,9 @@ from transformers import PreTrainedConfig
 
 from megaboa.bridge.masks import Batch, giving, of_this_rank
 from megaboa.bridge.source import saved_tensors
-from megaboa.bridge.tensor_checks import of_prediction
+from megaboa.bridge.tensor_checks import EMBEDDINGS, HEAD, of_prediction
 
-EMBEDDINGS, HEAD = "embed_tokens.weight", "lm_head.weight"
-# What folders repeat for each head. Megatron has it once.
-COPIES = re.compile(r"\.(?:(?P<embeddings>embed_tokens)|shared_head\.head)\.weight$")
+COPY = re.compile(r"\.(?:embed_tokens|shared_head\.head)\.weight$")  # folders repeat it for each head
 
 
 class Saved(DictStateSource):
@@ -52,18 +50,18 @@ def with_copies(
 
     `names`: the tensors of the model's folder.
     """
-    copies = {name: found for name in names if of_prediction(name, config) and (found := COPIES.search(name))}
-    originals, seen = {}, set()
+    missing = {name for name in names if of_prediction(name, config) and COPY.search(name)}
+    embeddings = head = None
     for name, tensor in written:
-        seen.add(name)
-        if copies and name.endswith((EMBEDDINGS, HEAD)) and not of_prediction(name, config):
-            originals[EMBEDDINGS if name.endswith(EMBEDDINGS) else HEAD] = tensor
+        missing.discard(name)
+        if missing and not of_prediction(name, config):
+            embeddings = tensor if EMBEDDINGS.search(name) else embeddings
+            head = tensor if HEAD.search(name) else head
         yield name, tensor
-    for name, found in copies.items():
-        if name not in seen and originals:
-            tied = found["embeddings"] or HEAD not in originals
-            # safetensors refuses two names for the same memory
-            yield name, originals[EMBEDDINGS if tied else HEAD].clone()
+    for name in sorted(missing):
+        original = embeddings if EMBEDDINGS.search(name) or head is None else head  # tied, it isn't written
+        if original is not None:
+            yield name, original.clone()  # safetensors refuses two names for the same memory
 
 
 def masked(forward_step: Callable[..., Any]) -> Callable[..., Any]:

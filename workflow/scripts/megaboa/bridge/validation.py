@@ -18,6 +18,7 @@ from megatron.core.utils import get_model_config
 from torch.utils.data import DataLoader
 
 from megaboa.bridge import datasets
+from megaboa.metrics import VALIDATION_SET
 from megaboa.records import LM_LOSS, RunSpec
 
 
@@ -62,7 +63,7 @@ class ValidationSets(Callback):
                     get_model_config(context.model[0]),
                 )
             if losses and LM_LOSS in losses:  # only ranks of the last pipeline stage have losses
-                context.total_loss_dict[f"valid/{name}"] = losses[LM_LOSS]
+                context.total_loss_dict[f"{VALIDATION_SET}{name}"] = losses[LM_LOSS]
 
 
 @contextlib.contextmanager

@@ -8,12 +8,11 @@ import functools
 import logging
 import os
 import re
-import shutil
-import tempfile
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from megaboa import files
 from megaboa.calls.beginning import asked_for, from_the_future, out_of_reach, outlooks
 from megaboa.calls.snakemake_records import SNAKEMAKE
 from megaboa.formats import some_of
@@ -88,8 +87,7 @@ def with_or_without_writing() -> None:
 
 def _folder_with_records() -> Path:
     """A temporary folder for Snakemake, with links to its records of earlier calls."""
-    place = Path(tempfile.mkdtemp(prefix="megaboa-plan-"))
-    atexit.register(shutil.rmtree, place, ignore_errors=True)
+    place = files.temporary_folder("megaboa-plan-")
     for name in ("metadata", "incomplete"):
         if os.access(records := SNAKEMAKE.absolute() / name, os.R_OK | os.X_OK):
             (place / name).symlink_to(records)

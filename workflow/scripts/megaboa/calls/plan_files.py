@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
 import shutil
-import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
@@ -69,21 +67,15 @@ def write_preview(plan: Plan, shared: Shared) -> dict[str, str]:
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             changed[name] = text
     if closed(preview):  # an archive, say
-        preview = _temporary()
+        preview = files.temporary_folder("megaboa-preview-")
     try:
         _write(changed, preview)
     except OSError as error:
         if no_room(error) is None:
             raise
-        preview = _temporary()
+        preview = files.temporary_folder("megaboa-preview-")
         _write(changed, preview)
     return {str(results / name): str(preview / name) for name in changed}
-
-
-def _temporary() -> Path:
-    place = Path(tempfile.mkdtemp(prefix="megaboa-preview-"))
-    atexit.register(shutil.rmtree, place, ignore_errors=True)
-    return place
 
 
 def _write(texts: Mapping[str, str], folder: Path) -> None:

@@ -128,8 +128,8 @@ def sequence_keeps_its_positions(f: Facts) -> Broken | None:
     seq, longest = f.training.seq_length, f.model.longest_plain
     if seq is None or longest is None or seq <= longest:
         return None
-    text = f"transformers stretches the positions of sequences longer than {longest} (rope_type: dynamic), Megatron not"
-    return Broken("training.seq_length", f"{seq}: {text}", (longest,))
+    text = f"transformers stretches the positions of sequences longer than {longest} (rope_type: dynamic)"
+    return Broken("training.seq_length", f"{seq}: {text}, and Megatron doesn't", (longest,))
 
 
 def rotary_positions_turn_pairs(f: Facts) -> Broken | None:

@@ -13,8 +13,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from megaboa.blends import VALIDATION_SET
 from megaboa.files import read_jsonl, write_bytes
+from megaboa.metrics import VALIDATION_SET
 from megaboa.records import LM_LOSS, AttemptStart, Evaluated, Step, StepEvent, read_ledger, read_steps
 from megaboa.store_paths import RunStore
 

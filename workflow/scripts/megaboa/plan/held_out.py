@@ -124,7 +124,8 @@ class Lineage:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """`splits`: by corpus, of those that are no longer trained on, and that the run doesn't hold out yet."""
+    """What a run validates on. `splits`: the parents' splits of corpora that the run no longer trains on; those that it
+    has recorded are left out."""
 
     splits: dict[str, str]
     problems: list[Problem]

@@ -503,7 +503,7 @@ class Asked:
             if found := column_problem(figure, swept):
                 self.problems.add((*path, found[0]), found[1])
             for key in AXES_OF_FIGURES:
-                prefix, column = blends.VALIDATION_SET, str(getattr(figure, key))
+                prefix, column = metrics.VALIDATION_SET, str(getattr(figure, key))
                 if column.startswith(prefix) and (names := apart.get(column.removeprefix(prefix))):
                     columns = listed([repr(f"{prefix}{name}") for name in dict.fromkeys(names.values())])
                     message = f"has other documents in other runs, so there are the columns {columns}: name one of them"
@@ -562,7 +562,7 @@ def column_problem(figure: Figure, swept: Iterable[str]) -> tuple[str, str] | No
     known = dict.fromkeys([*metrics.columns(figure.data), *planned, *metrics.columns("runs"), *swept])
     for key in AXES_OF_FIGURES:
         name = getattr(figure, key)
-        if name is not None and name not in known and not name.startswith((metrics.EVALUATION, "losses/", "valid/")):
+        if name is not None and name not in known and not name.startswith((metrics.EVALUATION, *metrics.LOSSES)):
             return key, no_column(name, known)
     for name in figure.filter:
         if name not in known and not name.startswith(metrics.EVALUATION):

@@ -36,7 +36,7 @@ class Planned:
         return self.preview.get(path, path)
 
     def unchanged(self, name: str) -> str:
-        """A file whose changes are no reason to run a job: the last call's, unless there is none."""
+        """The last call's file, or this plan's if there is none: its changes don't run a job again."""
         return path if Path(path := f"{self.results}/{name}").exists() else self.file(name)
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from megaboa.blends import MAIN, VALIDATION_SET, documents_of_set, told_apart, validation_sets
+from megaboa.blends import MAIN, documents_of_set, told_apart, validation_sets
 from megaboa.layout import NAMES, words
-from megaboa.metrics import EVALUATION
+from megaboa.metrics import EVALUATION, VALIDATION_SET
 from megaboa.observe.numbers import WARMUP_STEPS
 from megaboa.paths import ExperimentFolder, RunFolder
 from megaboa.plan.documents import RECIPE, cell
