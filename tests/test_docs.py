@@ -3,6 +3,7 @@
 import ast
 import re
 import shlex
+import subprocess
 from pathlib import Path
 
 import grimp
@@ -54,6 +55,16 @@ def test_commands_to_copy_that_run_jobs_name_a_profile(page):
     blocks = "".join(re.findall(r"```bash\n(.*?)```", page.read_text(), re.DOTALL))
     given = [line for line in blocks.splitlines() if re.match(r"(nohup )?snakemake ", line)]
     assert [line for line in given if " -n" not in line and "--profile" not in line] == []
+
+
+def test_commands_that_edit_a_file_of_the_project_change_it():
+    given = [
+        found for page in PAGES for found in re.findall(r"^sed -i '([^']+)' (\S+)$", page.read_text(), re.MULTILINE)
+    ]
+    edits = [(script, ROOT / name) for script, name in given if (ROOT / name).exists()]
+    assert edits
+    for script, path in edits:
+        assert subprocess.check_output(["sed", script, path], text=True) != path.read_text(), script
 
 
 def test_the_commands_are_found():
