@@ -172,7 +172,8 @@ class TestTutorial:
     def test_section_5_changes(self, newcomer, tutorial):
         assert planned_in(newcomer.bash(tutorial.next(5))) == {}, "another wall time"
         assert planned_in(newcomer.bash(tutorial.next(5))) == {"report": 1}, "another caption"
-        assert "own validation data" in (newcomer.clone / "workflow/report/captions.yaml").read_text(), "the clone is as it was"
+        captions = newcomer.clone / "workflow" / "report" / "captions.yaml"
+        assert "own validation data" in captions.read_text(), "the clone is as it was"
         shown = newcomer.bash(tutorial.next(5))
         assert planned_in(shown)["train"] == planned_in(shown)["summarize"] == 1, "another learning rate"
         assert "not made yet: lr0.002" in shown
