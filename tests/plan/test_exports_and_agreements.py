@@ -1,4 +1,4 @@
-"""Which runs an experiment exports and compares: steps that are kept, agreements, twins and seeds."""
+"""Which runs an experiment exports, evaluates and compares: steps that are kept, agreements, twins and seeds."""
 
 from __future__ import annotations
 
@@ -166,3 +166,11 @@ def test_twins_under_fsdp_are_refused(plan_of: PlanOf) -> None:
     sweep = "sweep: {runs: {a: {parallel.fsdp: megatron, resources.gpus_per_node: 2}, b: {}}}\n"
     with pytest.raises(ConfigError, match=r"FSDP holds them in pieces: remove twins, or parallel\.fsdp"):
         plan_of(sweep + "report: {agreements: [{reference: a, runs: [b], twins: 1}]}")
+
+
+def test_evaluated_are_the_exported_runs_that_match(plan_of: PlanOf) -> None:
+    sweep = "sweep: {grid: {training.seed: [1, 2, 3]}}\nexport: {runs: ['*1', '*2']}\n"
+    command = "evaluate: {command: 'x {model} {out}', runs: %s}"
+    assert plan_of(sweep + command % "all").evaluated == ["seed1", "seed2"]
+    assert plan_of(sweep + command % "['*2']").evaluated == ["seed2"]
+    assert plan_of(sweep).evaluated == []

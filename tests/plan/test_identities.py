@@ -1,4 +1,5 @@
-"""Identities that runs had before the axes of a layout stood in one table: stores of then are found again."""
+"""Which keys are part of a run's identity. Identities that runs had before the axes of a layout stood in one table
+stay, so that stores of then are found again."""
 
 import pytest
 
@@ -135,3 +136,85 @@ def test_a_style_that_the_key_undoes_is_warned_of(plan_of):
 def test_a_precision_that_the_cpu_lacks_is_refused_by_its_key(plan_of):
     with pytest.raises(ConfigError, match=r"training\.precision: fp16_mixed with device: cpu; nearest: fp32 or bf16"):
         plan_of("training: {precision: fp16_mixed}\n")
+
+
+def test_an_override_of_a_key_is_another_spelling_of_it(plan_of):
+    as_override = plan_of("overrides: {optimizer.lr: 0.1, model.context_parallel_size: 1}")
+    as_key = plan_of("optimizer: {lr: 0.1}\nparallel: {cp: 1}")
+    assert as_override.runs[0].texts["run"] == as_key.runs[0].texts["run"]
+    assert as_override.runs[0].row["lr"] == 0.1
+
+
+def test_the_same_number_written_differently_is_the_same_identity(plan_of):
+    one = plan_of("optimizer: {lr: 3e-4, clip_grad: 1}\nparallel: {tp: 1}\ndata: {blend: text}")
+    two = plan_of("optimizer: {lr: 0.0003, clip_grad: 1.0}\nparallel: {tp: 1.0}\ndata: {blend: {text: 1}}")
+    three = plan_of("optimizer: {lr: 0.00030}\n# a comment\n")
+    assert one.runs[0].texts["run"] == two.runs[0].texts["run"] == three.runs[0].texts["run"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "resources: {partition: gpu, runtime: 1d, cpus_per_rank: 2, mem_mb_per_rank: 1, account: me}",
+        "checkpoint: {save_interval: 5, keep_last: 1, async_save: true, reshardable: false}",
+        "profile: {tool: pytorch, steps: [1, 2], ranks: [0]}",
+        "checkpoint: {verify: false}",
+        "resources: {step_seconds: 2, slurm_extra: --exclusive}",
+        "launch: {starter: local, tasks: node, srun_args: [--mpi=none], network: infiniband, environment: {A: null}}",
+        "recovery: {budget: 0, actions: {hang: stop}, loss_spike: {factor: 3}, notify: mail me}",
+        "export: {runs: all}",
+        "report: {title: Another, figures: [{name: a, kind: bar, x: run, y: mfu}]}",
+        "export: {runs: all}\nevaluate: {command: 'x {model} {out}'}",
+        "trackers: {wandb: {}, mlflow: {}, offline: true}",
+        "store: elsewhere",
+        "data: {num_workers: 7}",
+        "data: {max_epochs: 1}",
+        "data: {reset_position_ids: false, validation_sets: {}, fim: null, blend_per_split: null}",
+        "overrides: {logger.log_interval: 5, profiling.nvtx_ranges: true, checkpoint.save_retain_interval: 5}",
+        "overrides: {straggler.log_straggler: true, nvrx_straggler.enabled: true}",
+    ],
+)
+def test_what_can_not_change_the_losses_is_not_identity(plan_of, text):
+    plain, changed = plan_of().runs[0], plan_of(text).runs[0]
+    assert plain.texts["run"] == changed.texts["run"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "resources: {gpus_per_node: 2}",
+        "resources: {nodes: 2}",
+        "parallel: {distributed_optimizer: false}",
+        "optimizer: {eps: 1e-6}",
+        "schedule: {warmup_iters: 1}",
+        "training: {seed: 1}",
+        "data: {split: '90,9,1'}",
+        "data: {blend_per_split: {train: text}}",
+        "data: {validation_sets: {held-out: text}}",
+        "data: {reset_position_ids: true}",
+        "data: {reset_attention_mask: true}",
+        "data: {eod_mask_loss: true}",
+        "data: {fim: {}}",
+        "device: cuda",
+        "models: {dense: {seed: 1}}",
+        "models: {dense: {init: pretrained}}",
+        "models: {dense: {config: {rms_norm_eps: 1e-5}}}",
+        "overrides: {model.moe_permute_fusion: true}",
+    ],
+)
+def test_what_can_change_the_losses_is_identity(plan_of, text):
+    assert plan_of().runs[0].texts["run"] != plan_of(text).runs[0].texts["run"]
+
+
+def test_settings_of_what_is_not_in_use_are_no_part_of_the_identity(plan_of):
+    base = plan_of("").runs[0].run
+    assert plan_of("parallel: {fsdp_sharding: optim}\nschedule: {wsd_decay_iters: 5}\n").runs[0].run == base
+    assert plan_of("schedule: {decay: WSD, wsd_decay_iters: 5}\n").runs[0].run != base
+
+
+def test_overrides_that_change_no_loss_are_no_part_of_what_a_run_is(plan_of):
+    text = "overrides: {dist.distributed_timeout_minutes: 45, train.manual_gc: true, ddp.bucket_size: 1000}"
+    (run,) = plan_of(text).runs
+    assert run.run.overrides == {"ddp.bucket_size": 1000}, "another order of summation"
+    assert run.launch.overrides == {"train.manual_gc": True}
+    assert run.launch.start.timeout_minutes == 45, "another spelling of the key"

@@ -1,4 +1,5 @@
-"""megaboa.plan.documents: which keys may decide what a run trains, so that `snakemake tune` refuses them."""
+"""megaboa.plan.documents: what a run's documents hold, and which keys may decide what it trains, so that `snakemake
+tune` refuses them."""
 
 import re
 from pathlib import Path
@@ -9,6 +10,7 @@ from declared import declared
 
 from megaboa.check.facts import FIELDS
 from megaboa.plan.documents import is_trained
+from megaboa.records import LossSpike, plain
 
 TRAINED = """
     model.moe_expert_capacity_factor model.moe_token_drop_policy model.moe_aux_loss_coeff model.moe_z_loss_coeff
@@ -82,3 +84,59 @@ def test_further_keys_of_the_shipped_experiments_and_of_the_docs_do_not():
     tunes = [yaml.safe_load(text).get("tune") or {} for text in (*pages, *shipped)]
     further = [key for tune in tunes for key in tune.get("also", ())]
     assert pages and len(further) >= 6 and not any(map(is_trained, further))
+
+
+def test_launch_and_profile_hold_the_rest(plan_of):
+    run = plan_of("resources: {nodes: 2, partition: gpu}\noverrides: {logger.log_interval: 5}\nstore: there").runs[0]
+    assert run.run.world_size == 2
+    assert {
+        key: getattr(run.launch, key) for key in ("nodes", "gpus_per_node", "partition", "store", "num_workers")
+    } == {
+        "nodes": 2,
+        "gpus_per_node": 1,
+        "partition": "gpu",
+        "store": "there",
+        "num_workers": 2,
+    }
+    assert run.launch.overrides == {"logger.log_interval": 5}
+    assert plain(run.profile) == {
+        "tool": "none",
+        "steps": [2, 8],
+        "ranks": [0],
+        "domains": ["cuda", "nvtx"],
+        "arguments": [],
+    }
+
+
+def test_how_ranks_start_and_what_is_done_when_they_fail_is_launched(plan_of):
+    settings = "launch: {network: efa, environment: {A: b, C: null}}\n"
+    settings += "recovery: {actions: {hang: requeue}, loss_spike: {patience: 7}}\n"
+    launch = plan_of(settings).runs[0].launch
+    assert launch.start.network == "efa" and launch.start.environment == {"A": "b", "C": None}
+    assert (launch.start.starter, launch.start.srun, launch.start.health_check) == (
+        "auto",
+        "srun",
+        False,
+    )
+    assert launch.recovery.actions == {"hang": "requeue"} and launch.recovery.budget == 5
+    assert launch.recovery.loss_spike == LossSpike(factor=2.0, window=50, patience=7, limit=3)
+    assert plan_of().runs[0].launch.recovery.loss_spike is None
+
+
+@pytest.mark.parametrize(
+    ("more", "layers", "reshardable"),
+    [
+        ("", 2, True),  # 142 million parameters
+        ("", 3, False),  # 210 million
+        ("resources: {gpus_per_node: 2}\nparallel: {tp: 2}\n", 3, True),
+        ("resources: {gpus_per_node: 2}\n", 3, False),
+        ("checkpoint: {reshardable: true}\n", 3, True),
+        ("checkpoint: {reshardable: false}\n", 2, False),
+        ("parallel: {distributed_optimizer: false}\n", 3, True),
+        ("device: cuda\nparallel: {fsdp: megatron}\n", 3, True),
+    ],
+)
+def test_large_models_are_saved_as_the_ranks_are_cut(plan_of, more, layers, reshardable):
+    sizes = f"models.dense.config.num_hidden_layers: [{layers}]"
+    plan = plan_of(f"{more}sweep: {{grid: {{{sizes}}}}}\n")
+    assert plan.runs[0].launch.checkpoint["reshardable"] is reshardable

@@ -1,0 +1,45 @@
+"""Figures of a plan: their columns and filters, before any run is trained."""
+
+from __future__ import annotations
+
+import pytest
+
+from megaboa.config import ConfigError
+
+
+@pytest.mark.parametrize(
+    "mistake", [{"training.global_batch_size": 9, "parallel.tp": 2}, {"schedule.warmup_iters": 500}], ids=str
+)
+def test_figures_are_not_judged_by_the_runs_that_other_problems_leave(plan_of, mistake):
+    """The swept keys are columns, even if no run can be planned."""
+    text = (
+        "sweep: {grid: {optimizer.lr: [0.1, 0.2], training.seed: [1, 2]}}\n"
+        "report: {figures: [{name: a, kind: line, x: optimizer.lr, y: NAME, over: training.seed}]}\n"
+    )
+    for name, expected in (("validation", []), ("validaton", ["report.figures[0].y"])):
+        with pytest.raises(ConfigError) as raised:
+            plan_of(text.replace("NAME", name), **{"training.train_iters": 10, **mistake})
+        keys = [problem.key for problem in raised.value.problems]
+        assert [key for key in keys if key.startswith("report")] == expected and len(keys) > len(expected)
+
+
+@pytest.mark.parametrize(
+    ("column", "wanted", "note"),
+    [
+        ("optimizer.lr", "[0.2, 0.3]", "optimizer.lr 0.2 or 0.3; there are 0.1, 0.02"),
+        ("optimizer.lr", "0.020", ""),
+        ("optimizer.lr", "'0.1'", ""),
+        ("parallel.sp", "false", "parallel.sp false; there are true"),
+        ("parallel.sp", "[true, false]", ""),
+        ("model", "moe", "model moe; there are dense"),
+        ("validation", "0.3", ""),
+    ],
+)
+def test_a_filter_that_no_run_matches_is_warned_of(plan_of, column, wanted, note):
+    text = (
+        "sweep: {runs: {a: {optimizer.lr: 0.1, parallel.sp: true}, b: {optimizer.lr: 0.02, parallel.sp: true}}}\n"
+        f"report: {{figures: [{{name: mine, kind: bar, x: run, y: loss.last, filter: {{{column}: {wanted}}}}}]}}\n"
+    )
+    notes = plan_of(text, **{"training.train_iters": 10, "parallel.tp": 2, "resources.gpus_per_node": 2}).notes
+    said = "warning: report.figures[0].filter: mine has nothing to show: no run has "
+    assert [one for one in notes if "figures" in one] == ([f"{said}{note}"] if note else [])
