@@ -2,6 +2,7 @@
 
 import cpu_backend_active  # noqa: F401 (before Megatron)
 import pytest
+from transformers import AutoTokenizer
 
 from megaboa.bridge.trained import end_of_answers, ends
 from megaboa.data import tokenizer
@@ -19,8 +20,6 @@ LIST = "{% for m in messages %}{{ m.content[0].text.strip() }}{% endfor %}"
 
 @pytest.fixture(scope="module")
 def words(tmp_path_factory):
-    from transformers import AutoTokenizer
-
     folder = tmp_path_factory.mktemp("words")
     tokenizer.train(["one two three"] * 50, 300, folder)
     found = AutoTokenizer.from_pretrained(folder)
@@ -45,7 +44,7 @@ def test_the_first_special_token_behind_an_answer_ends_it(words, tmp_path, templ
     words.chat_template = template
     words.save_pretrained(tmp_path)
     expected = {None: None, "eos": words.eos_token_id}.get(end, words.convert_tokens_to_ids(end) if end else None)
-    assert end_of_answers(tmp_path) == expected
+    assert end_of_answers(AutoTokenizer.from_pretrained(tmp_path)) == expected
 
 
 @pytest.mark.parametrize(("given", "found"), [({}, []), ({"eos_token_id": 3}, [3]), ({"eos_token_id": [3, 5]}, [3, 5])])

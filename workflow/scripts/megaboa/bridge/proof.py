@@ -187,13 +187,13 @@ class _Found:
 
     def _stops(self, export: Path) -> None:
         """Check that generation ends with what ended the answers of the examples."""
-        end = end_of_answers(export)
+        words = AutoTokenizer.from_pretrained(export, local_files_only=True)
+        end = end_of_answers(words)
         if end is None:
             self.left_out["stops"] = (
                 "where answers end can't be told from the chat template: set eos_token_id where text is generated"
             )
             return
-        words = AutoTokenizer.from_pretrained(export, local_files_only=True)
         found = ends(export)
         detail = f"answers end with {words.decode(end)}, generation with {' or '.join(map(words.decode, found))}"
         self.checks.append(check("stops", end in found, detail))

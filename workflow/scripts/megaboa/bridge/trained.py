@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 from megatron.bridge import AutoBridge
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from megaboa.bridge import adapters
 from megaboa.bridge.convert import converter_of, export_checkpoint, export_model, is_last, load_checkpoint
@@ -53,16 +53,15 @@ def add_template(run: RunSpec, folder: Path) -> None:
     """Add the chat template that a run was fine-tuned with, and end generation where its answers end."""
     if run.chat_template is not None:
         write_text(folder / CHAT_TEMPLATE, run.chat_template)
-    if run.is_of_chats and (end := end_of_answers(folder)) is not None:
-        path = folder / GENERATION
-        words = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    if not run.is_of_chats:
+        return
+    path, words = folder / GENERATION, AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    if (end := end_of_answers(words)) is not None:
         write_json(path, {**read_json(path), "eos_token_id": stops(folder, words.eos_token_id, end)})
 
 
-def end_of_answers(folder: Path) -> int | None:
-    """The special token that ends what the assistant says, by the chat template of an exported folder; None if it can't
-    be told."""
-    words = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+def end_of_answers(words: PreTrainedTokenizerBase) -> int | None:
+    """The special token that ends what the assistant says, by a tokenizer's chat template; None if it can't be told."""
     turns = [{"role": "user", "content": "one?"}, {"role": "assistant", "content": PROBE}]
     try:
         text = words.apply_chat_template(turns, tokenize=False)
