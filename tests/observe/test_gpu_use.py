@@ -16,7 +16,8 @@ from megaboa.observe.measure import trained
 from megaboa.observe.steps import write_steps
 from megaboa.paths import RunFolder
 from megaboa.records import Energy, GpuFound, GpuSample, GpusFound, NotSampled, Spread, Unsampled, line, write
-from megaboa.report.page import draw, read_captions
+from megaboa.report.drawing import draw
+from megaboa.report.notes import read_captions
 from megaboa.report.runs import load_runs
 from megaboa.run import gpu_use
 from megaboa.run.gpu_use import use_of

@@ -8,15 +8,18 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
+from drawn_figures import drawn, drawn_by
 from fake_runs import FakeExperiment
 from pydantic import ValidationError
 
 from megaboa.config.models.outputs import Figure
 from megaboa.metrics import VALIDATION_SET
 from megaboa.report import kinds, style
+from megaboa.report.contents import Contents
+from megaboa.report.drawing import draw, of_spec
 from megaboa.report.figures import LEARNING_RATE, STEP_TIME, standard_figures
 from megaboa.report.frames import Frames
-from megaboa.report.page import _drawn, _fits, draw, render
+from megaboa.report.page import render
 from megaboa.report.runs import load_runs
 
 VALUES = {
@@ -64,11 +67,6 @@ def uneven(runs):
 def closed():
     yield
     plt.close("all")
-
-
-def drawn(frames, **given):
-    figure, table = _drawn(Figure(name="mine", **given), frames)
-    return [axes for axes in figure.axes if axes.get_visible()], table
 
 
 def curves(axes):
@@ -214,7 +212,7 @@ def test_ends_of_bars_of_several_runs_are_no_percentiles(frames):
     seconds = frames.runs[frames.runs["training.seed"] < 3].groupby("model")["step_seconds"]
     assert table["step_seconds.least"].tolist() == seconds.min()[table["model"]].tolist()
     assert table["step_seconds.most"].tolist() == seconds.max()[table["model"]].tolist()
-    _, table = _drawn(STEP_TIME, frames)
+    _, table = drawn_by(STEP_TIME, frames)
     assert list(table) == ["run", "step_seconds", "step_seconds.p5", "step_seconds.p95", "model", "n"]
 
 
@@ -268,8 +266,7 @@ def test_the_text_below_a_figure_counts_the_runs_that_it_shows(frames, shown, tm
 def test_a_figure_of_nothing_says_why(frames, shown, tmp_path, given, why):
     found = shown(frames, **given)
     assert found.note == f"mine has nothing to show: {why}" and not found.svg and not (tmp_path / "mine.svg").exists()
-    given = {"title": "t", "experiment": "e", "runs": frames._runs, "checks": [], "provenance": PROVENANCE}
-    html = render(**given, corpora=(), drawn=[found])
+    html = render(Contents("t", "e", frames._runs, drawn=[found], provenance=PROVENANCE))
     assert f'<figure id="figure-mine" class="page">    <figcaption>{found.caption} {found.note}</figcaption>' in html
 
 
@@ -292,7 +289,7 @@ def test_panels_of_different_quantities_have_scales_of_their_own(runs):
     rows += [(run.name, step, "accuracy", step / 10) for run in runs for step in (1, 2)]
     frames.exports = pd.DataFrame(rows, columns=["run", "step", "name", "value"])
     exports = standard_figures(frames)[-1]
-    figure, _ = _drawn(exports, frames)
+    figure, _ = drawn_by(exports, frames)
     assert [axes.get_title() for axes in figure.axes] == ["name loss", "name accuracy"]
     assert figure.axes[0].get_ylim()[1] > 3 > 1 > figure.axes[1].get_ylim()[1]
     [axes], _ = drawn(frames, kind="line", data="exports", x="step", y="value")
@@ -331,7 +328,7 @@ def test_learning_rates_below_small_panels_do_not_lie_on_each_other(frames, log,
 @pytest.mark.parametrize("models", [1, 2])
 def test_equal_learning_rates_of_many_runs_share_a_curve_that_names_them(runs, models):
     some = [run for run in runs if models == 2 or run.model == "dense"]
-    figure, table = _drawn(LEARNING_RATE, Frames(some, VALUES))
+    figure, table = drawn_by(LEARNING_RATE, Frames(some, VALUES))
     [axes] = figure.axes
     assert len(axes.lines) == 2 and table["run"].nunique() == len(some)
     first = "moe" if models == 2 else "dense"
@@ -346,7 +343,7 @@ def test_equal_learning_rates_of_very_many_runs_are_few_curves():
     many.runs = pd.DataFrame({"run": names, "model": "dense"})
     rows = [(name, step, index % 3 + step) for index, name in enumerate(names) for step in (1, 2)]
     many.steps = pd.DataFrame(rows, columns=["run", "step", "lr"])
-    figure, table = _drawn(LEARNING_RATE, many)
+    figure, table = drawn_by(LEARNING_RATE, many)
     assert [line.get_label() for line in figure.axes[0].lines] == [
         f"r0{index}, r0{index + 3}, r0{index + 6} and 7 more" for index in range(3)
     ]
@@ -361,10 +358,10 @@ def test_an_optimum_of_an_evaluation_has_to_say_which_value_is_best(frames):
     rates = np.geomspace(1e-4, 1e-2, 9)
     nll = 3 + np.log(rates / 1e-3) ** 2
     swept.runs = frames.runs.head(9).assign(**{"optimizer.lr": rates, "evaluation.nll": nll})
-    lowest = _fits(Figure(**given, best="lowest"), swept)[""]
+    lowest, highest = (of_spec(Figure(**given, best=best), swept).fits[""] for best in ("lowest", "highest"))
     assert lowest.constants[0].value == pytest.approx(1e-3)
     assert lowest.sentence.startswith("Optimum (lowest nll) by a parabola")
-    assert "(highest nll)" in _fits(Figure(**given, best="highest"), swept)[""].why
+    assert "(highest nll)" in highest.why
 
 
 def test_best_decides_colours_and_which_bars_are_shown(frames, monkeypatch):

@@ -6,14 +6,16 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
+from drawn_figures import drawn, drawn_by
 from fake_runs import FakeExperiment
 
 from megaboa.config.models.outputs import Figure
 from megaboa.report import fits, style
+from megaboa.report.drawing import draw, of_spec
 from megaboa.report.figures import LEARNING_RATE, standard_figures
 from megaboa.report.frames import Frames
 from megaboa.report.kinds import mean_band
-from megaboa.report.page import ReportError, _drawn, _fits, _left_out, draw
+from megaboa.report.notes import ReportError, left_out
 from megaboa.report.runs import load_runs
 
 VALUES = {
@@ -43,16 +45,11 @@ def closed():
     plt.close("all")
 
 
-def drawn(frames, **given):
-    figure, table = _drawn(Figure(name="mine", **given), frames)
-    return figure.axes, table
-
-
 def test_what_no_run_has_yet_is_left_out_of_an_interim_report(frames):
     spec = Figure(name="mine", kind="bar", data="runs", x="run", y="evaluation.accuracy")
-    assert _drawn(spec, frames, interim=True) is None
+    assert of_spec(spec, frames, interim=True) is None
     with pytest.raises(ReportError, match=r"evaluation\.accuracy"):
-        _drawn(spec, frames)
+        of_spec(spec, frames)
 
 
 def test_a_line_for_each_run_in_the_colour_of_its_group(frames):
@@ -66,7 +63,7 @@ def test_filters_take_values_as_they_stand_in_a_file(frames):
     given = {"kind": "line", "data": "steps", "x": "step", "y": "loss"}
     _, table = drawn(frames, **given, filter={"optimizer.lr": 0.001, "step": [1, 2], "training.seed": "3"})
     assert sorted(set(table["step"])) == [1, 2] and set(table["run"]) == {"lr0.001-gbs8-seed3", "lr0.001-gbs16-seed3"}
-    assert _drawn(Figure(name="none", **given, filter={"step": 99}), frames) is None
+    assert of_spec(Figure(name="none", **given, filter={"step": 99}), frames) is None
 
 
 def test_the_mean_over_seeds_has_its_interval(frames):
@@ -117,7 +114,7 @@ def as_read(legend):
 @pytest.mark.parametrize("direct", [True, False])
 def test_24_runs_are_told_apart_by_four_colours_and_three_dashes(many, form, direct):
     look = {"hue": "optimizer.lr", "dash": "training.global_batch_size", "direct": direct, "format": form}
-    figure, table = _drawn(Figure(name="mine", **CURVES, **look), many)
+    figure, table = drawn_by(Figure(name="mine", **CURVES, **look), many)
     figure.draw_without_rendering()
     [axes], [legend] = figure.axes, figure.legends
     drawn = [line for line in axes.lines if len(line.get_xdata())]
@@ -153,12 +150,12 @@ def test_many_runs_have_a_colour_and_dash_each_and_equal_curves_a_common_name(ma
 
 def test_an_optimum_is_drawn_where_the_sweep_has_one(many):
     spec = Figure(name="best", kind="scatter", x="optimizer.lr", y="loss.last", fit="optimum", log=["x"])
-    figure, table = _drawn(spec, many, fits=_fits(spec, many))
-    assert "the largest of the sweep" in _fits(spec, many)[""].why and table["fitted"].isna().all()
+    found = of_spec(spec, many)
+    assert "the largest of the sweep" in found.fits[""].why and found.table["fitted"].isna().all()
     inside = Frames([], {})
     valley = (np.log(many.runs["optimizer.lr"]) - np.log(0.003)) ** 2
     inside.runs = many.runs.assign(**{"loss.last": 3 + valley + many.runs["training.seed"] / 100})
-    figure, table = _drawn(spec, inside, fits=_fits(spec, inside))
+    figure, table = drawn_by(spec, inside)
     [best] = [line for line in figure.axes[0].lines if line.get_linestyle() == ":"]
     assert best.get_xdata()[0] == pytest.approx(0.003, rel=0.01)
     assert (table["fitted"] - table["loss.last"]).abs().max() < 0.02
@@ -203,8 +200,9 @@ def test_runs_that_do_not_set_a_swept_key_are_drawn_with_the_value_they_had(one_
 
 def test_runs_without_a_place_on_an_axis_are_named(one_with_tp):
     spec = Figure(name="mine", kind="scatter", x="parallel.vpp", y="loss.last")
-    assert one_with_tp.of(spec)["run"].tolist() == ["tp2"]
-    [said] = _left_out(spec, one_with_tp)
+    rows = one_with_tp.of(spec)
+    assert rows["run"].tolist() == ["tp2"]
+    [said] = left_out(spec, one_with_tp, rows)
     assert (
         said
         == "Runs without a value of parallel.vpp are not shown: lr0.001-seed1, lr0.001-seed2, lr0.003-seed1 and 1 more."
@@ -212,7 +210,7 @@ def test_runs_without_a_place_on_an_axis_are_named(one_with_tp):
 
 
 def test_a_caption_and_the_note_after_it_are_two_sentences(one_with_tp, tmp_path, svg_alone, monkeypatch):
-    monkeypatch.setattr("megaboa.report.page.standard_figures", lambda frames: [])
+    monkeypatch.setattr("megaboa.report.drawing.standard_figures", lambda frames: [])
     means = {"kind": "line", "x": "optimizer.lr", "y": "loss.last", "over": "training.seed"}
     own = [
         Figure(name="open", **means, caption="Loss against lr"),
@@ -294,7 +292,7 @@ def test_equal_learning_rates_are_one_curve_in_the_order_of_the_settings(tmp_pat
     runs = load_runs(experiment.results)
     for run in runs:
         run.steps["lr"] = values[run.name]["optimizer.lr"] / run.steps["step"]
-    figure, table = _drawn(LEARNING_RATE, Frames(runs, values))
+    figure, table = drawn_by(LEARNING_RATE, Frames(runs, values))
     [axes], [legend] = figure.axes, figure.legends
     figure.draw_without_rendering()
     assert [line.get_ydata()[0] for line in axes.lines] == [1e-3, 3e-3] and len(table) == 16
@@ -307,7 +305,7 @@ def test_legends_are_read_line_by_line_in_the_order_of_the_plan(tmp_path):
     for index, name in enumerate(names):
         experiment.completed_run(name, steps=3, losses={1: 5 + index, 2: 4, 3: 3})
         experiment.measure(name)
-    figure, _ = _drawn(Figure(name="mine", **CURVES), Frames(load_runs(experiment.results)))
+    figure, _ = drawn_by(Figure(name="mine", **CURVES), Frames(load_runs(experiment.results)))
     figure.draw_without_rendering()
     [legend] = figure.legends
     assert as_read(legend) == names and legend._ncols > 1
@@ -481,7 +479,7 @@ def test_a_law_is_drawn_over_its_points_by_each_of_its_three_numbers(many):
     )
     for x, by in (("params", "trained_tokens"), ("trained_tokens", "params"), ("train_flops", "params")):
         spec = Figure(name="law", kind="scatter", x=x, y="validation", hue=by, fit="scaling-law", log=["x", "y"])
-        figure, table = _drawn(spec, study, fits=_fits(spec, study))
+        figure, table = drawn_by(spec, study)
         levels = study.runs[by].nunique()
         curves = [line for line in figure.axes[0].lines if len(line.get_xdata()) > 2]
         assert len(curves) == levels + (x == "train_flops"), "the best size is a curve of its own"

@@ -14,13 +14,16 @@ from megaboa.files import write_text
 from megaboa.records import AgreementSpec, Counts
 from megaboa.report.agreement import agreement_checks
 from megaboa.report.checks import number_checks
+from megaboa.report.contents import Contents
 from megaboa.report.corpora import CorpusCard
+from megaboa.report.drawing import draw
 from megaboa.report.expected import load_expected
 from megaboa.report.frames import Frames
-from megaboa.report.page import FIGURES, ReportError, draw, read_captions, render, verdict_text
+from megaboa.report.notes import ReportError, read_captions
+from megaboa.report.page import FIGURES, render, verdict_text
 from megaboa.report.runs import load_runs
 from megaboa.report.style import Shades
-from megaboa.report.tables import brief_settings, settings_table, swept_columns
+from megaboa.report.tables import settings_table, swept_columns
 
 CAPTIONS = Path(__file__).parents[2] / "workflow" / "report" / "captions.yaml"
 AGREEMENTS = [AgreementSpec(reference="dp1", runs=("tp2", "broken", "later"), tolerance=1e-5)]
@@ -64,8 +67,11 @@ def experiment(tmp_path_factory):
 def page(runs, folder, title="Title", agreements=AGREEMENTS, captions=None, data=(), corpora=(CARD,), published=None):
     drawn = draw(runs, corpora, agreements, captions or read_captions(CAPTIONS), folder)
     checks = agreement_checks(agreements, runs)
-    given = {"title": title, "experiment": "tiny", "runs": runs, "checks": checks, "drawn": drawn, "data": data}
-    return render(**given, corpora=corpora, provenance=PROVENANCE, published=published)
+    return render(shown(runs, title, checks=checks, drawn=drawn, data=data, corpora=corpora, published=published))
+
+
+def shown(runs, title="t", **given):
+    return Contents(title, "tiny", runs, provenance=PROVENANCE, **given)
 
 
 @pytest.fixture(scope="module")
@@ -101,8 +107,7 @@ def test_the_table_of_runs_has_the_swept_values(experiment, tmp_path, svg_alone)
     seeds = {run.name: {"training.seed": seed, "optimizer.lr": 1e-3} for seed, run in enumerate(runs)}
     seeds["tp2"] |= {"parallel.tp": 2, "a.o_<_e": 1, "a.two": 2, "a.three": 3}
     swept = swept_columns(runs, Frames(runs, seeds, unset={"dp1": {"parallel.tp": 1}}))
-    given = {"checks": [], "drawn": [], "corpora": [], "provenance": PROVENANCE}
-    html = render(title="t", experiment="tiny", runs=runs, swept=swept, excluded=("wild", "lr0.1"), **given)
+    html = render(shown(runs, swept=swept, excluded=("wild", "lr0.1")))
     assert "<p>Left out of the sweep: wild, lr0.1.</p>" in html
     table = rows(html)
     assert table[0].startswith("run|state|model|layout|seed|tp|o_ &lt;_ e|two|dp|")
@@ -115,9 +120,8 @@ def test_the_table_of_runs_has_the_swept_values(experiment, tmp_path, svg_alone)
 def test_settings_and_numbers_that_are_not_finite_are_shown(experiment, svg_alone):
     runs = [dataclasses.replace(run, evaluation={"acc": float("nan")}) for run in load_runs(experiment.results)[:2]]
     values = {run.name: {"training.seed": seed} for seed, run in enumerate(runs)}
-    settings = brief_settings(settings_table(runs, Frames(runs, values)))
-    given = {"experiment": "tiny", "drawn": [], "corpora": [], "provenance": PROVENANCE}
-    html = render(title="t", runs=runs, settings=settings, checks=number_checks(runs), **given)
+    settings = settings_table(runs, Frames(runs, values))
+    html = render(shown(runs, settings=settings, checks=number_checks(runs)))
     table = rows(html)
     place = table.index("model|n|missing|last loss|loss, mean of the last tenth|validation loss")
     assert re.fullmatch(r"dense\|2\|0(\|\d\.\d+ \(\d\.\d+ to \d\.\d+\)){3}", table[place + 1])
@@ -130,25 +134,23 @@ def test_what_the_column_of_steps_says_of_a_parent_has_no_column_of_its_own(expe
     runs[1] = dataclasses.replace(runs[1], asked={**runs[1].asked, "parent": parent})
     values = {"dp1": {"task": "pretrain"}, "tp2": {"task": "sft", "continue_from": "old/base@5"}}
     swept = swept_columns(runs, Frames(runs, values))
-    given = {"experiment": "tiny", "checks": [], "drawn": [], "corpora": [], "provenance": PROVENANCE}
-    table = rows(render(title="t", runs=runs, swept=swept, **given))
+    table = rows(render(shown(runs, swept=swept)))
     assert table[0].startswith("run|state|model|layout|task|dp|") and "base@5" in table[2]
     unknown = [runs[0], dataclasses.replace(runs[1], asked={})]
-    table = rows(render(title="t", runs=unknown, swept=swept, **given))
+    table = rows(render(shown(unknown, swept=swept)))
     assert table[0].startswith("run|state|model|layout|task|continue_ from|dp|") and "|sft|old/base@5|" in table[2]
 
 
 def test_columns_of_what_was_expected_are_left_out_where_no_run_has_them(experiment):
     runs = load_runs(experiment.results)[:1]
     row = dict.fromkeys(overview.COLUMNS) | {"run": "dp1", "state": "PASS", "tokens": 1000, "step_source": "unknown"}
-    given = {"experiment": "tiny", "checks": [], "drawn": [], "corpora": [], "provenance": PROVENANCE}
     for more, head in (
         ({}, "step measured"),
         ({"tensors_gib": 3.0}, "step measured|GiB expected"),
         ({"step_seconds": 0.5, "model_seconds": 0.5}, "step expected|by|step measured|by the model|of it|error"),
     ):
         write_text(experiment.results / "preflight.tsv", overview.tsv([row | more]))
-        html = render(title="t", runs=runs, expected=load_expected(experiment.results, runs), **given)
+        html = render(shown(runs, expected=load_expected(experiment.results, runs)))
         found = rows(html)
         place = found.index(f"run|tokens|FLOP|on disk|{head}")
         assert found[place + 1].count("|") == found[place].count("|")

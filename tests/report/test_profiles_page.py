@@ -14,7 +14,8 @@ from megaboa.layout import Layout
 from megaboa.observe.traces.analysis import Expected, analyse
 from megaboa.records import NetworkCounter, write
 from megaboa.report import style
-from megaboa.report.page import read_captions, render
+from megaboa.report.notes import read_captions
+from megaboa.report.page import render
 from megaboa.report.profiles import FIGURES, Profile, bytes_text, draw_profiles, load_profiles
 from megaboa.report.runs import load_runs
 
@@ -76,15 +77,14 @@ def test_the_page_says_what_to_look_at_first(experiment, document, figures):
     active = NetworkCounter(rank=0, card=1, metric="SMs Active [Throughput %]", unit=None, **counters)
     document = replace(profiles[0].document, network=(sent,), gpu_metrics=(active,))
     profiles = [replace(profiles[0], document=document)]
-    given = {"runs": runs, "corpora": [], "checks": [], "drawn": [], "provenance": test_page.PROVENANCE}
-    html = render(title="T", experiment="e", **given, profiles=profiles, profile_figures=figures)
+    html = render(test_page.shown(runs, profiles=profiles, profile_figures=figures))
     assert '<td class="name">Bytes sent</td><td class="number">0</td><td class="number">9</td>' in html
     assert "Network cards: 1 counter<" in html and "SMs Active [Throughput %]" in html
     assert "Rank 2 on node-1 is slow" in html and document.summary[0] in html
     assert html.count("<svg") == len(FIGURES)
     ids = re.findall(r'\bid="([^"]+)"', html)
     assert len(ids) == len(set(ids))
-    assert "Profiles" not in render(title="T", experiment="e", **given)
+    assert "Profiles" not in render(test_page.shown(runs))
 
 
 def test_figures_of_profiles_that_are_gone_are_removed(folder, figures, tmp_path):

@@ -13,6 +13,7 @@ from fake_runs import FakeExperiment
 from megaboa.files import write_json
 from megaboa.paths import RunFolder
 from megaboa.records import ExportedStep
+from megaboa.report.contents import Contents
 from megaboa.report.frames import Frames
 from megaboa.report.intervals import student
 from megaboa.report.runs import RunResult, load_runs, passed, with_names
@@ -136,14 +137,14 @@ def test_tables_and_figures_have_one_word_for_a_layout(sizes, said, tmp_path):
     run = result("a")
     run.plan.update(sizes)
     frames = Frames([run])
-    save_tables([run], frames, [], [], [], [], [], pd.DataFrame(), tmp_path)
+    save_tables(Contents("t", "e", [run]), frames, tmp_path)
     written = pd.read_csv(tmp_path / "tables" / "runs.tsv", sep="\t")
     assert written["layout"].tolist() == frames.runs["layout"].tolist() == [said]
 
 
 def test_tables_to_be_read_have_four_swept_keys_and_tsv_all(tmp_path):
     frames = Frames([], SWEPT, unset=UNSET)
-    save_tables(RUNS, frames, [], [], [], [], [], pd.DataFrame(), tmp_path)
+    save_tables(Contents("t", "e", RUNS), frames, tmp_path)
     heads = [(tmp_path / "tables" / f"runs.{kind}").read_text() for kind in ("tsv", "md", "tex")]
     assert heads[0].splitlines()[0].split("\t")[4:] == ["seed", "blend", "tp", "x.name", "y.name", "checkpoint.state"]
     assert heads[1].splitlines()[0] == "| run | state | model | layout | seed | blend | tp | x.name |"
@@ -161,7 +162,7 @@ def test_losses_of_validation_sets_and_evaluations_stand_next_to_the_runs_also_w
     runs = [result("a", losses=(9.0, 4.5), along=(step,), acc=0.5, f=math.nan), result("b", losses=(None,), acc=1.0)]
     runs += [result("c", "INVALID", losses=(2.0,)), result("d")]
     frames = Frames(runs[:2])
-    save_tables(runs, frames, [], [], [], [], [], pd.DataFrame(), tmp_path)
+    save_tables(Contents("t", "e", runs), frames, tmp_path)
     texts = {name: (tmp_path / "tables" / f"{name}.tsv").read_text() for name in ("runs", "validation", "evaluation")}
     assert texts["validation"] == "run\tmain\tfar\na\t3.0\t4.5\nb\t3.0\tNaN\nc\t3.0\t2.0\n"
     assert texts["evaluation"] == "run\tacc\tf\na\t0.5\tNaN\nb\t1.0\t\n"
@@ -187,7 +188,7 @@ def test_losses_of_different_documents_do_not_share_a_column(tmp_path):
     assert first.last_losses == {"main": 3.0, "far (all of x)": 4.5}
     assert second.last_losses == {"main": 3.0, "far (x held out by 98,1,1)": 3.5}
     assert list(first.steps) == ["step", "valid/far (all of x)"]
-    save_tables([first, second], Frames([]), [], [], [], [], [], pd.DataFrame(), tmp_path)
+    save_tables(Contents("t", "e", [first, second]), Frames([]), tmp_path)
     head, *lines = (tmp_path / "tables/validation.tsv").read_text().splitlines()
     assert head == "run\tmain\tfar (all of x)\tfar (x held out by 98,1,1)"
     assert lines == ["a\t3.0\t4.5\t", "b\t3.0\t\t3.5"]

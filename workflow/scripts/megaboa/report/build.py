@@ -23,16 +23,18 @@ from megaboa.report.checks import (
     unprofiled,
     verdict,
 )
+from megaboa.report.contents import Contents
 from megaboa.report.corpora import load_corpora, load_data
-from megaboa.report.expected import gap_rows, load_expected
-from megaboa.report.figures import startup_rows, time_rows
+from megaboa.report.drawing import draw
+from megaboa.report.expected import load_expected
 from megaboa.report.frames import Frames
 from megaboa.report.interim import load_interim
-from megaboa.report.page import draw, read_captions, render, verdict_text
+from megaboa.report.notes import read_captions
+from megaboa.report.page import render, verdict_text
 from megaboa.report.profiles import draw_profiles, load_profiles
 from megaboa.report.provenance import provenance
 from megaboa.report.runs import load_runs, passed
-from megaboa.report.tables import brief_settings, save_tables, settings_table, swept_columns
+from megaboa.report.tables import save_tables, settings_table, swept_columns
 
 CAPTIONS = Path(__file__).parents[3] / "report" / "captions.yaml"  # a caption for every figure
 
@@ -78,32 +80,29 @@ def make(wanted: Wanted) -> str:
     frames = Frames(passed(runs), asked.values, {one.run: one.predicted_gib for one in expected}, asked.unset)
     own = [Figure.model_validate(figure) for figure in asked.figures]
     drawn = draw(runs, corpora, asked.agreements, captions, folder, frames, own, wanted.interim)
-    profiles, published = load_profiles(results, profiled), asked.published
-    gaps, times = gap_rows(published, passed(runs)) if published else [], time_rows(passed(runs))
-    settings = settings_table(runs, frames)
-    tables = save_tables(runs, frames, checks, gaps, times, startup_rows(passed(runs)), expected, settings, folder)
-    page = render(
+    profiles = load_profiles(results, profiled)
+    contents = Contents(
         title=asked.title or results.name,
         experiment=results.name,
         runs=runs,
-        corpora=corpora,
         checks=checks,
         drawn=drawn,
         provenance=provenance(results, wanted.config_files, wanted.command),
-        data=load_data(results, runs),
-        published=published,
-        baseline=asked.baseline,
-        tables=tables,
-        swept=swept_columns(runs, frames),
-        settings=brief_settings(settings),
         question=asked.question,
-        profiles=profiles,
-        profile_figures=draw_profiles(profiles, captions, folder),
-        expected=expected,
-        failures=examine.failures(results, [run.name for run in runs]),
         interim=interim,
         excluded=asked.excluded,
+        swept=swept_columns(runs, frames),
+        settings=settings_table(runs, frames),
+        corpora=corpora,
+        data=load_data(results, runs),
+        expected=expected,
+        published=asked.published,
+        baseline=asked.baseline,
+        profiles=profiles,
+        profile_figures=draw_profiles(profiles, captions, folder),
+        failures=examine.failures(results, [run.name for run in runs]),
     )
+    page = render(contents, save_tables(contents, frames, folder))
     found = Checks(
         state=verdict(runs, checks),
         counts=counts(runs, checks),

@@ -24,7 +24,7 @@ from megaboa.report.checks import counts, verdict
 from megaboa.report.figures import agreement_figure
 from megaboa.report.frames import Frames
 from megaboa.report.intervals import Ratio, ratio
-from megaboa.report.page import HERE, environment
+from megaboa.report.page import environment
 from megaboa.report.runs import RunResult, load_runs, passed
 from megaboa.report.style import Shades
 
@@ -78,8 +78,6 @@ def make(first: Side, second: Side, page: Path) -> Checks:
     write_text(
         page,
         template.render(
-            css=Markup((HERE / "page.css").read_text(encoding="utf-8")),
-            js=Markup((HERE / "page.js").read_text(encoding="utf-8")),
             first=first,
             second=second,
             verdict=found.state,

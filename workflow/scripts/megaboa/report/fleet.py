@@ -6,12 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from markupsafe import Markup
-
 from megaboa import formats
 from megaboa.observe.alerts import Alert
 from megaboa.observe.fleet import USES, Fleet, Use, causes, cost, hours, losses, moment, share, states, unit
-from megaboa.report.page import HERE, environment
+from megaboa.report.page import environment
 from megaboa.report.style import PALETTE
 
 NAMES = {
@@ -51,8 +49,6 @@ def render(fleet: Fleet, alerts: Sequence[Alert]) -> str:
         environment()
         .get_template("fleet.html.j2")
         .render(
-            css=Markup((HERE / "page.css").read_text(encoding="utf-8")),
-            js=Markup((HERE / "page.js").read_text(encoding="utf-8")),
             fleet=fleet,
             store=Path(fleet.store).absolute(),
             made=moment(fleet.now),

@@ -46,11 +46,10 @@ class Frames:
         """The rows and columns that a figure shows, with the name of the run."""
         return self._chosen(figure).dropna(subset=_places(figure)).reset_index(drop=True)
 
-    def lacking(self, figure: Figure) -> dict[str, list[str]]:
-        """The runs that a figure can't show, by the column of which they have no value."""
-        table, shown = self._chosen(figure), set(self.of(figure)["run"])
+    def lacking(self, figure: Figure, shown: Collection[str] = ()) -> dict[str, list[str]]:
+        """The runs that a figure can't show, by the column of which they have no value. `shown`: those that it does."""
         found: dict[str, list[str]] = {}
-        for run, part in table.groupby("run", sort=False):
+        for run, part in self._chosen(figure).groupby("run", sort=False):
             if run not in shown:
                 column = next((name for name in _places(figure) if part[name].isna().all()), figure.y)
                 found.setdefault(column, []).append(run)

@@ -14,8 +14,8 @@ from megaboa import metrics
 from megaboa.blends import MAIN
 from megaboa.files import write_text
 from megaboa.formats import text, written
-from megaboa.records import ReportCheck, plain
-from megaboa.report.expected import Expected
+from megaboa.records import plain
+from megaboa.report.contents import Contents
 from megaboa.report.frames import SEED, Frames
 from megaboa.report.kinds import mean_band
 from megaboa.report.runs import RunResult, passed
@@ -47,18 +47,12 @@ _LATEX = {
 }
 
 
-def save_tables(
-    runs: Sequence[RunResult],
-    frames: Frames,
-    checks: Sequence[ReportCheck],
-    gaps: Sequence[Mapping[str, Any]],
-    times: Sequence[Mapping[str, Any]],
-    starts: Sequence[Mapping[str, Any]],
-    expected: Sequence[Expected],
-    settings: pd.DataFrame,
-    folder: Path,
-) -> set[str]:
+def save_tables(contents: Contents, frames: Frames, folder: Path) -> set[str]:
     """Write all tables with content, and remove those of an earlier report; returns the names of the tables."""
+    runs, settings = contents.runs, contents.settings
+    agreements, baselines = (
+        [plain(check) for check in contents.checks if check.kind == kind] for kind in ("agreement", "baseline")
+    )
     made = {
         "runs": runs_table(runs, frames),
         "settings": settings,
@@ -71,14 +65,12 @@ def save_tables(
                 for one in run.along
             ]
         ).dropna(axis="columns", how="all"),
-        "agreement": _rows([plain(check) for check in checks if check.kind == "agreement"], AGREEMENT),
-        "baseline": _rows([plain(check) for check in checks if check.kind == "baseline"], BASELINE),
-        "gap": gap_table(gaps),
-        "time": pd.DataFrame([{"run": row["run"], "goodput": row["goodput"], **row["seconds"]} for row in times]),
-        "startup": pd.DataFrame(
-            [{"run": row["run"], "attempt": row["attempt"], "whole": row["whole"], **row["seconds"]} for row in starts]
-        ),
-        "expected": _rows([asdict(one) for one in expected], EXPECTED).dropna(axis="columns", how="all"),
+        "agreement": _rows(agreements, AGREEMENT),
+        "baseline": _rows(baselines, BASELINE),
+        "gap": gap_table(contents.gaps),
+        "time": _with_seconds(contents.times, "run", "goodput"),
+        "startup": _with_seconds(contents.starts, "run", "attempt", "whole"),
+        "expected": _rows([asdict(one) for one in contents.expected], EXPECTED).dropna(axis="columns", how="all"),
     }
     made = {name: table for name, table in made.items() if len(table) and len(table.columns) > 1}
     for path in (folder / FOLDER).glob("*"):
@@ -88,6 +80,10 @@ def save_tables(
     for name, table in made.items():
         save(table, folder, name, briefs.get(name))
     return set(made)
+
+
+def _with_seconds(rows: Sequence[Mapping[str, Any]], *names: str) -> pd.DataFrame:
+    return pd.DataFrame([{**{name: row[name] for name in names}, **row["seconds"]} for row in rows])
 
 
 def _measured(values: Mapping[str, Mapping[str, float]]) -> pd.DataFrame:
