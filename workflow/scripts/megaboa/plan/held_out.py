@@ -24,7 +24,6 @@ TOO_GOOD = "may be validated on, so losses may look too good"
 
 Key = tuple[str, ...]
 ANOTHER = "name another corpus"
-TWO_SETS = "make two sets of them"
 
 
 @dataclass(frozen=True)
@@ -34,6 +33,7 @@ class Problem:
     key: Key
     fact: str
     remedy: str = ANOTHER
+    mixes_shares: bool = False  # whether the corpora of a set are validated on by different splits
 
     @property
     def message(self) -> str:
@@ -135,7 +135,7 @@ class HeldOut:
     def of_finished(self) -> Iterator[str]:
         """Warnings of a finished run, which can't be changed any more."""
         for one in self.problems:
-            if one.remedy != TWO_SETS:  # of the corpora of a set `splits` says it
+            if not one.mixes_shares:  # of the corpora of a set `splits` says it
                 yield f"{'.'.join(one.key)}: {one.fact}; the run is finished, so its losses look too good"
         for corpus, split in self.splits.items():
             yield (
@@ -200,7 +200,7 @@ def held_out(run: RunSpec, texts: Mapping[str, Texts], lineage: Lineage) -> Held
         wrong = [problem for problem, _ in found.values() if problem]
         kept = {corpus: split for corpus, (_, split) in found.items()}
         if not wrong and len({*kept.values()}) > 1:
-            wrong = [Problem(key, _mixes(kept), TWO_SETS)]
+            wrong = [Problem(key, _mixes(kept), "make two sets of them", mixes_shares=True)]
         problems += wrong[:1]
         splits |= {corpus: split for corpus, split in kept.items() if split and corpus not in run.held_out}
     per_split = data.get("blend_per_split") or {}
