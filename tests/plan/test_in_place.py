@@ -17,7 +17,7 @@ from megaboa.errors import InputError
 from megaboa.files import link, write_json
 from megaboa.paths import RunFolder
 from megaboa.plan import Plan, in_place, restarts
-from megaboa.plan.parents import obstacles
+from megaboa.plan.mismatches import obstacles
 from megaboa.plan.shared import Shared
 from megaboa.records import AttemptEnd, Identity, Kept, TrainRecord, plain, read, write
 from megaboa.run import checkpoints, ledger, supervisor

@@ -12,7 +12,7 @@ from megaboa.config import ConfigError
 from megaboa.files import digest, read_json, write_json
 from megaboa.paths import RunFolder
 from megaboa.plan import Plan, screen
-from megaboa.plan.parents import planned_steps
+from megaboa.plan.parent_runs import planned_steps
 from megaboa.plan.screen import submission
 from megaboa.plan.shared import Shared
 from megaboa.records import plain, write
@@ -214,7 +214,7 @@ def test_a_trained_run_may_export_what_it_has(
     plan_of: PlanOf, trained: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trained()
-    monkeypatch.setattr("megaboa.plan.parents.is_trained", lambda folder: True)  # its corpus is not made here
+    monkeypatch.setattr("megaboa.plan.parent_runs.is_trained", lambda folder: True)  # its corpus is not made here
     given = {"experiment": "old", "training.train_iters": 20, "checkpoint.save_interval": 7}
     plan_of("sweep: {runs: {base: {}}}\nexport: {runs: all, checkpoint: 10}", **given)
     with pytest.raises(ConfigError, match=r"no checkpoint of step 14 is kept, the nearest is of 10 and 20"):

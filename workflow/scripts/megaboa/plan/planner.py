@@ -25,7 +25,8 @@ from megaboa.paths import ExperimentFolder, RunFolder
 from megaboa.plan import device, documents, tasks
 from megaboa.plan.choices import Choice, Place, Problems, TreePath, bad_names, choices_of, of_sweep, seeds, twins
 from megaboa.plan.one_run import RunPlanner
-from megaboa.plan.parents import SHOWN, Parents, kept_by, saved_for_other_layouts, split, will_keep
+from megaboa.plan.parent_runs import SHOWN, kept_by, will_keep
+from megaboa.plan.parents import Parents, saved_for_other_layouts, split
 from megaboa.plan.plan import Plan, Run
 from megaboa.plan.run_facts import known_check
 from megaboa.plan.specifications import value_of, values_of_others

@@ -10,7 +10,7 @@ from megaboa.config.problems import choose
 from megaboa.errors import InputError
 from megaboa.formats import some_of
 from megaboa.paths import RunFolder
-from megaboa.plan.parents import obstacles
+from megaboa.plan.mismatches import obstacles
 from megaboa.plan.plan import Plan, Run
 from megaboa.records import Tree
 from megaboa.run import unfinished
