@@ -9,7 +9,7 @@ from megaboa.config.models.outputs import Figure
 from megaboa.doctor import examine
 from megaboa.files import write_text
 from megaboa.paths import ExperimentFolder
-from megaboa.records import Checks, ReportSpec, read, write
+from megaboa.records import Checks, ReportCheck, ReportSpec, read, write
 from megaboa.report.agreement import agreement_checks
 from megaboa.report.baseline import baseline_checks
 from megaboa.report.checks import (
@@ -33,7 +33,7 @@ from megaboa.report.notes import read_captions
 from megaboa.report.page import render, verdict_text
 from megaboa.report.profiles import draw_profiles, load_profiles
 from megaboa.report.provenance import provenance
-from megaboa.report.runs import load_runs, passed
+from megaboa.report.runs import RunResult, load_runs, passed
 from megaboa.report.tables import save_tables, settings_table, swept_columns
 
 CAPTIONS = Path(__file__).parents[3] / "report" / "captions.yaml"  # a caption for every figure
@@ -54,33 +54,25 @@ class Wanted:
     interim: bool = False
     after_failure: bool = False
 
+    @property
+    def is_careful(self) -> bool:
+        """Whether files of an earlier configuration may be left."""
+        return self.interim or self.after_failure
+
 
 def make(wanted: Wanted) -> str:
     """Write the report; return its verdict in one line, and a line for each of its notes."""
     results, folder = wanted.results, wanted.page.parent
     captions = read_captions(wanted.captions)
     asked = read(ReportSpec, ExperimentFolder(results).specs.report)
-    careful = wanted.interim or wanted.after_failure  # files of an earlier configuration may be left
-    runs, interim = load_interim(results) if careful else (load_runs(results), None)
-    interim = interim if wanted.interim else None
-    corpora = load_corpora(results)
-    checks = agreement_checks(asked.agreements, runs)
-    checks += tensor_checks(asked.agreements, results, checks, wanted.after_failure)
-    if asked.baseline:
-        earlier = [load_runs(folder) for folder in ExperimentFolder(results).copied_baselines]
-        checks += baseline_checks(asked.baseline, runs, earlier)
-    profiled = asked.profiles
-    if careful:
-        checks += stage_checks(results, asked, runs, over=wanted.after_failure)
-        profiled = [run for run in profiled if run not in unprofiled(results, asked)]
-    else:
-        checks += proof_checks([Path(path) for path in asked.proofs]) + along_checks(results, asked)
-    checks += number_checks(runs)
+    runs, interim = load_interim(results) if wanted.is_careful else (load_runs(results), None)
+    corpora, checks = load_corpora(results), _checks(wanted, asked, runs)
     expected = load_expected(results, runs)
     frames = Frames(passed(runs), asked.values, {one.run: one.predicted_gib for one in expected}, asked.unset)
     own = [Figure.model_validate(figure) for figure in asked.figures]
     drawn = draw(runs, corpora, asked.agreements, captions, folder, frames, own, wanted.interim)
-    profiles = load_profiles(results, profiled)
+    without = unprofiled(results, asked) if wanted.is_careful else ()
+    profiles = load_profiles(results, [run for run in asked.profiles if run not in without])
     contents = Contents(
         title=asked.title or results.name,
         experiment=results.name,
@@ -89,7 +81,7 @@ def make(wanted: Wanted) -> str:
         drawn=drawn,
         provenance=provenance(results, wanted.config_files, wanted.command),
         question=asked.question,
-        interim=interim,
+        interim=interim if wanted.interim else None,
         excluded=asked.excluded,
         swept=swept_columns(runs, frames),
         settings=settings_table(runs, frames),
@@ -112,5 +104,18 @@ def make(wanted: Wanted) -> str:
     )
     write(wanted.page.with_name("checks.json"), found)
     write_text(wanted.page, page)
-    said = f"{wanted.page}: {'interim, ' if interim else ''}{found.state}. {verdict_text(found.counts)}"
+    said = f"{wanted.page}: {'interim, ' if wanted.interim else ''}{found.state}. {verdict_text(found.counts)}"
     return "\n".join([said, *found.notes])
+
+
+def _checks(wanted: Wanted, asked: ReportSpec, runs: list[RunResult]) -> list[ReportCheck]:
+    checks = agreement_checks(asked.agreements, runs)
+    checks += tensor_checks(asked.agreements, wanted.results, checks, wanted.after_failure)
+    if asked.baseline:
+        earlier = [load_runs(folder) for folder in ExperimentFolder(wanted.results).copied_baselines]
+        checks += baseline_checks(asked.baseline, runs, earlier)
+    if wanted.is_careful:
+        checks += stage_checks(wanted.results, asked, runs, over=wanted.after_failure)
+    else:
+        checks += proof_checks([Path(path) for path in asked.proofs]) + along_checks(wanted.results, asked)
+    return [*checks, *number_checks(runs)]

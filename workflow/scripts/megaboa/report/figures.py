@@ -7,7 +7,7 @@ a table of its data, or None.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -28,6 +28,7 @@ from megaboa.report.runs import RunResult
 from megaboa.report.style import INK, MOST_ENTRIES, MOST_PLAIN, PALETTE, PERCENT, POWERS_OF_TEN, WIDTH, Shades, legend
 
 Drawn = tuple[Drawing, pd.DataFrame]
+Curve = tuple[RunResult, pd.DataFrame]  # of a run, its steps and what is drawn of them
 # In the order of a run. Time in the queue, or without a request for the run, is left out because it holds no machine.
 COLOURS = {
     "startup": PALETTE[5],
@@ -75,68 +76,84 @@ MEMORY = Figure(
     name="memory", kind="scatter", x="memory.predicted_gib", y="memory.measured_gib", hue="layout", diagonal=True
 )
 STANDARD = (LOSS, VALIDATION, LOSS_BY_TOKENS, LEARNING_RATE, STEP_TIME, STEP_TIMES, THROUGHPUT, MFU, SCALING, MEMORY)
+LIMIT = {"color": INK, "linewidth": 1, "linestyle": (0, (4, 2))}  # the look of a limit of differences
 SWEPT = "sweep"  # the heat map of a sweep over two numbers
 
 
 def agreement_figure(agreements: Sequence[AgreementSpec], runs: list[RunResult], shades: Shades) -> Drawn | None:
     """Absolute difference from the reference by step, on a logarithmic axis that ends at zero."""
     known = {run.name: run for run in runs}
-    curves = [
-        (known[name], differences(known[agreement.reference], known[name]))
-        for agreement in agreements
-        for name in agreement.runs
-        if name in known and agreement.reference in known and name != agreement.reference
-    ]
-    curves = [(run, curve) for run, curve in curves if not curve.empty]
+    curves = _differences(agreements, known)
     if not curves:
         return None
-    stride = _stride(sum(len(curve) for _, curve in curves))
     figure, axes = plt.subplots(figsize=(WIDTH, 3.5))
-    # Of steps that share a point the largest difference is drawn, so that none is hidden.
-    curves = [(run, curve.groupby((curve["step"] - 1) // stride).max()) for run, curve in curves]
     table = pd.concat([curve.assign(run=run.name, model=run.model) for run, curve in curves], ignore_index=True)
     if len(curves) > MOST_ENTRIES:
         _distribution(axes, table)
     else:
-        for run, curve in curves:
-            level = run.model if shades.column == "model" else run.name
-            axes.plot(
-                curve["step"],
-                curve["difference"],
-                color=shades.of(level),
-                label=shades.text(level),
-                linewidth=1,
-                linestyle=shades.dash(level) if level == run.name and len(curves) > MOST_PLAIN else "-",
-                marker="o",
-                markersize=3 if len(curve) <= 60 else 0,
-            )
+        _curves(axes, curves, shades)
     tolerances = sorted({agreement.tolerance for agreement in agreements if not agreement.twins})
     for tolerance in tolerances:
-        axes.axhline(tolerance, color=INK, linewidth=1, linestyle=(0, (4, 2)), label=f"tolerance {tolerance:g}")
-    values = [curve["difference"].to_numpy() for _, curve in curves]
-    for agreement in agreements:
-        if agreement.twins and {agreement.reference, *agreement.twins} <= known.keys():
-            reference, twins = known[agreement.reference], [known[twin] for twin in agreement.twins]
-            limits = limits_of(reference.steps["step"], agreement, reference, twins)
-            text = f"what twins of {agreement.reference} allow"
-            axes.plot(limits.step, limits.difference, color=INK, linewidth=1, linestyle=(0, (4, 2)), label=text)
-            values.append(limits.difference)
-    values = np.concatenate(values)
-    positive = np.append(values[values > 0], tolerances)
-    lowest, highest = (math.floor(math.log10(positive.min())), math.ceil(math.log10(positive.max()) + 0.3))
-    # Below the smallest difference the axis is linear and ends at 0, which means equal to the last bit.
-    axes.set_yscale("symlog", linthresh=10.0**lowest, linscale=0.5)
-    axes.set_ylim(0, 10.0**highest)
-    decades = range(lowest, highest + 1, max(1, math.ceil((highest - lowest) / 6)))
-    axes.yaxis.set_major_locator(FixedLocator([0.0, *(10.0**exponent for exponent in decades)]))
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(POWERS_OF_TEN)
+        axes.axhline(tolerance, **LIMIT, label=f"tolerance {tolerance:g}")
+    values = np.concatenate([table["difference"].to_numpy(), *_limits_by_twins(axes, agreements, known)])
+    _down_to_equal(axes, np.append(values[values > 0], tolerances))
     axes.set_xlabel("step")
     axes.set_ylabel("|difference of the loss|")
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     axes.grid(axis="x", visible=False)
     legend(figure)
     return figure, table[["run", "step", "difference"]]
+
+
+def _differences(agreements: Sequence[AgreementSpec], known: Mapping[str, RunResult]) -> list[Curve]:
+    """Each run's differences from its reference. Of steps that share a point the largest, so that none is hidden."""
+    curves = [
+        (known[name], differences(known[agreement.reference], known[name]))
+        for agreement in agreements
+        for name in agreement.runs
+        if name in known and agreement.reference in known and name != agreement.reference
+    ]
+    stride = _stride(sum(len(curve) for _, curve in curves))
+    return [(run, curve.groupby((curve["step"] - 1) // stride).max()) for run, curve in curves if not curve.empty]
+
+
+def _curves(axes: Axes, curves: Sequence[Curve], shades: Shades) -> None:
+    for run, curve in curves:
+        level = run.model if shades.column == "model" else run.name
+        axes.plot(
+            curve["step"],
+            curve["difference"],
+            color=shades.of(level),
+            label=shades.text(level),
+            linewidth=1,
+            linestyle=shades.dash(level) if level == run.name and len(curves) > MOST_PLAIN else "-",
+            marker="o",
+            markersize=3 if len(curve) <= 60 else 0,
+        )
+
+
+def _limits_by_twins(
+    axes: Axes, agreements: Sequence[AgreementSpec], known: Mapping[str, RunResult]
+) -> Iterator[np.ndarray]:
+    """Draws what the twins of each reference allow; yields its values."""
+    for agreement in agreements:
+        if agreement.twins and {agreement.reference, *agreement.twins} <= known.keys():
+            reference, twins = known[agreement.reference], [known[twin] for twin in agreement.twins]
+            limits = limits_of(reference.steps["step"], agreement, reference, twins)
+            text = f"what twins of {agreement.reference} allow"
+            axes.plot(limits.step, limits.difference, **LIMIT, label=text)
+            yield limits.difference
+
+
+def _down_to_equal(axes: Axes, positive: np.ndarray) -> None:
+    """A logarithmic axis. Below the smallest value it is linear and ends at 0, which means equal to the last bit."""
+    lowest, highest = (math.floor(math.log10(positive.min())), math.ceil(math.log10(positive.max()) + 0.3))
+    axes.set_yscale("symlog", linthresh=10.0**lowest, linscale=0.5)
+    axes.set_ylim(0, 10.0**highest)
+    decades = range(lowest, highest + 1, max(1, math.ceil((highest - lowest) / 6)))
+    axes.yaxis.set_major_locator(FixedLocator([0.0, *(10.0**exponent for exponent in decades)]))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(POWERS_OF_TEN)
 
 
 def _distribution(axes: Axes, table: pd.DataFrame) -> None:
