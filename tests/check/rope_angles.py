@@ -7,6 +7,7 @@ check/rope.py says is lost. A process of its own, as the CPU backend must come b
 import contextlib
 import copy
 import json
+from pathlib import Path
 
 from megaboa.bridge.process import prepare
 from megaboa.bridge.quiet import quietly
@@ -46,9 +47,15 @@ FAMILIES = {
     "olmoe": EXPERTS,
     "qwen2": {},
     "qwen3": {},
+    "qwen3_5_moe_text": {**EXPERTS, **LINEAR_LAYERS},
     "qwen3_5_text": LINEAR_LAYERS,
     "qwen3_moe": EXPERTS,
     "qwen3_next": {**EXPERTS, **LINEAR_LAYERS},
+}
+PUBLISHED = {  # YaRN's settings
+    name: config["rope_scaling"]
+    for name, config in json.loads((Path(__file__).parents[1] / "fixtures" / "hf_configs.json").read_text()).items()
+    if "yarn" in {*config.get("rope_scaling", {}).values()} and config["model_type"] not in rope.OWN
 }
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -62,10 +69,25 @@ SETTINGS = {
     "yarn, other scale": {**YARN, "attention_factor": 1.0},
     "yarn, mscale": {**YARN, "mscale": 0.7, "mscale_all_dim": 0.5},
     "yarn, one mscale": {**YARN, "mscale": 0.7},
-    "yarn of gpt-oss": dict(rope.OF_GPT_OSS),
     "llama3": {**LLAMA3, "original_max_position_embeddings": 8192},
     "llama3, short": {**LLAMA3, "original_max_position_embeddings": 128},
+    "linear by one": {"rope_type": "linear", "factor": 1.0},
+    "yarn by one": {**YARN, "factor": 1.0},
+    "a factor left over": {"rope_type": "default", "factor": 4.0},
+    "half": {"rope_type": "default", "partial_rotary_factor": 0.5},
+    "all": {"rope_type": "default", "partial_rotary_factor": 1.0},
+    "two parts": {"rope_type": "default", "partial_rotary_factor": 0.25},
+    "two parts, dynamic": {"rope_type": "dynamic", "factor": 4.0, "partial_rotary_factor": 0.25},
+    **{f"published, {name}": block for name, block in PUBLISHED.items()},
 }
+OUTSIDE = {  # of the settings
+    "two parts": {"partial_rotary_factor": 0.5},
+    "two parts, dynamic": {"partial_rotary_factor": 0.5},
+    "half outside": {"partial_rotary_factor": 0.5},
+    "rotary_dim": {"rotary_dim": 8},
+    "rotary_dim and half": {"rotary_dim": 8, "partial_rotary_factor": 0.5},
+}
+SETTINGS = dict.fromkeys(OUTSIDE) | SETTINGS
 
 
 def main():
@@ -80,7 +102,7 @@ def main():
     found = {}
     for family, sizes in FAMILIES.items():
         for name, part in SETTINGS.items():
-            given = {"model_type": family, **SIZES, **sizes}
+            given = {"model_type": family, **SIZES, **sizes, **OUTSIDE.get(name, {})}
             if part is not None:
                 theta = {"rope_theta": 5e5 if family == "ernie4_5_moe" else 1e4}
                 settings = {**theta, **copy.deepcopy(part)}
@@ -146,7 +168,7 @@ def of_megatron(provider, latent):
     two = isinstance(provider.rotary_base, tuple)  # Gemma 3: of sliding layers, and of the others
     module = rotary_pos_embedding.RotaryEmbedding(
         provider.kv_channels or provider.hidden_size // provider.num_attention_heads,
-        rotary_percent=provider.rotary_percent,
+        rotary_percent=1.0 if two else provider.rotary_percent,
         seq_len_interpolation_factor=provider.seq_len_interpolation_factor,
         rotary_base=provider.rotary_base[1] if two else provider.rotary_base,
         rope_scaling=getattr(provider, "rope_scaling", False),

@@ -26,7 +26,15 @@ SCALED = {
 }
 LATENT = frozenset(("deepseek_v2", "deepseek_v3", "glm4_moe_lite"))
 READS_ANY_FACTOR = frozenset(("exaone_moe", "gemma3", "gemma3_text"))  # whatever the type is
+SCALED_BY_ONE = ("linear", "llama3", "dynamic")  # with factor 1 they are `default`
 OWN = frozenset(("deepseek_v4", "gemma4", "gemma4_text", "nemotron_h"))  # positions of another kind, or none
+
+# Families whose layers turn a part of each head, with the part where a config doesn't say. Others turn whole heads.
+PARTLY_TURNED = {"glm4_moe": 0.5, "glm4_moe_lite": 1.0, "minimax_m2": 1.0, "nemotron": 0.5, "qwen3_next": 0.25}
+# Families whose converter reads the part where transformers does, and those whose converter reads it nowhere.
+PART_IS_READ = frozenset(("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"))
+PART_IS_UNREAD = LATENT | {"exaone_moe", "falcon_h1", "gemma3", "gemma3_text", "llama", "mistral"}
+PART = "partial_rotary_factor"
 
 # Keys that converters don't read, with the values that Megatron has.
 OF_LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
@@ -37,6 +45,7 @@ OF_GPT_OSS = {
 }
 ERNIE_THETA = 500000.0
 REMEDY = "Change it in a copy of the config, if the weights may be used that way, or name a recipe instead"
+REMOVE = "Remove it in a copy of the config"
 YARN_DEFAULTS = {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": True}  # transformers', for missing keys
 
 
@@ -58,13 +67,18 @@ class _Part:
     rope: Tree
     places: dict[str, tuple[str, ...]]
     inside: tuple[str, ...]
+    text: Tree  # the decoder's whole config
 
     @property
     def kind(self) -> str:
         return str(self.rope["rope_type"])
 
-    def lost(self, key: str, message: str) -> Lost:
-        return Lost(self.places.get(key, (*self.inside, key)), f"{message}. {REMEDY}")
+    @property
+    def is_scaled(self) -> bool:
+        return not (self.kind in PLAIN or (self.kind in SCALED_BY_ONE and self.rope.get("factor") == 1))
+
+    def lost(self, key: str, message: str, remedy: str = REMEDY) -> Lost:
+        return Lost(self.places.get(key, (*self.inside, key)), f"{message}. {remedy}")
 
 
 def lost(config: Tree) -> Lost | None:
@@ -72,7 +86,8 @@ def lost(config: Tree) -> Lost | None:
     family = str(config.get("model_type"))
     if family in OWN:
         return None
-    return next(filter(None, (_lost(family, part) for part in _parts(config))), None)
+    found = (_lost(family, part) or _part_of_heads(family, part) for part in _parts(config))
+    return next(filter(None, found), None)
 
 
 def longest_plain(config: Tree) -> int | None:
@@ -86,9 +101,9 @@ def _parts(config: Tree) -> Iterator[_Part]:
     text = config.get("text_config") or config
     name = "rope_scaling" if text.get("rope_scaling") else "rope_parameters"
     given = text.get(name) if isinstance(text.get(name), dict) else {}
-    outside = {key: text[key] for key in ("rope_theta", "partial_rotary_factor") if text.get(key) is not None}
+    outside = {key: text[key] for key in ("rope_theta", PART, "rotary_dim") if text.get(key) is not None}
     if not given and config.get("model_type") == "gpt_oss":  # transformers' default is what Bridge has
-        return
+        given = OF_GPT_OSS
     length = text.get("max_position_embeddings")
     defaults = {"original_max_position_embeddings": length} if length else {}
     nested = {(*above, name, key): part for key, part in given.items() if isinstance(part, dict)}
@@ -96,7 +111,8 @@ def _parts(config: Tree) -> Iterator[_Part]:
         places = {key: (*above, key) for key in outside} | {key: (*inside, key) for key in part}
         if "type" in part and "rope_type" not in part:
             places["rope_type"] = places["type"]
-        yield _Part({**defaults, **outside, "rope_type": part.get("type", "default"), **part}, places, inside)
+        rope = {**defaults, **outside, "rope_type": part.get("type", "default"), **part}
+        yield _Part(rope, places, inside, text)
 
 
 def _lost(family: str, part: _Part) -> Lost | None:
@@ -104,19 +120,45 @@ def _lost(family: str, part: _Part) -> Lost | None:
         return _unread(family, part, OF_GPT_OSS) or _attention(family, part)
     if family == "ernie4_5_moe" and (found := _unread(family, part, {"rope_theta": ERNIE_THETA})):
         return found
-    kind = part.kind
-    if kind in PLAIN or (kind != "longrope" and part.rope.get("factor") == 1):
-        return None
+    kind, is_sliding = part.kind, part.inside[-1] == "sliding_attention"
+    if not part.is_scaled:
+        factor = part.rope.get("factor")
+        if family not in READS_ANY_FACTOR or is_sliding or factor in (None, 1):
+            return None
+        return part.lost(
+            "factor", f"{factor!r} would scale Megatron's positions, and {kind} ones have no scale", REMOVE
+        )
     if kind == "dynamic" and family not in READS_ANY_FACTOR:
         return None  # the rule sequence_keeps_its_positions judges
-    carried = [name for name in SCALED if family in SCALED[name] and part.inside[-1] != "sliding_attention"]
+    carried = [name for name in SCALED if family in SCALED[name] and not is_sliding]
     if kind not in carried:
         known = ", ".join(["default", *carried])
         return part.lost("rope_type", f"{kind!r} is lost: Bridge's converter of {family} knows only {known}")
-    unread = {"partial_rotary_factor": 1.0}
-    unread |= OF_LLAMA3 if kind == "llama3" else {}
-    unread |= OF_LATENT_YARN if kind == "yarn" and family in LATENT else {}
+    unread = OF_LLAMA3 if kind == "llama3" else OF_LATENT_YARN if kind == "yarn" and family in LATENT else {}
     return _unread(family, part, unread) or (_attention(family, part) if kind == "yarn" else None)
+
+
+def _part_of_heads(family: str, part: _Part) -> Lost | None:
+    """The part of a head that is turned. transformers takes it from the settings first, or from outside of them if
+    positions are scaled; most converters know only the one outside."""
+    if family in PART_IS_READ:
+        return None
+    usual, given, is_plain = PARTLY_TURNED.get(family, 1.0), part.text.get(PART), part.kind in PLAIN
+    inside, outside = part.rope.get(PART, usual), usual if given is None else given
+    wanted = given if given is not None and not is_plain else inside
+    if is_plain and family not in PARTLY_TURNED:
+        wanted = 1.0
+    found = 1.0 if family in PART_IS_UNREAD or (part.is_scaled and part.kind in SCALED) else outside
+    key, remedy = PART, REMEDY if found == 1 else REMOVE
+    if family == "minimax_m2" and part.text.get("rotary_dim"):
+        found = part.text["rotary_dim"] / part.text.get("head_dim", 128)
+        key, remedy = "rotary_dim", f"Write {PART}: {found} next to it, in a copy of the config"
+    elif family in PARTLY_TURNED and family not in PART_IS_UNREAD:
+        remedy = f"Write it next to {part.inside[-1]}, too, in a copy of the config"
+    if wanted == found:
+        return None
+    turned = f"makes transformers turn {wanted} of each head, and Megatron {found}"
+    return part.lost(key, f"{part.rope[key]!r} {turned}", remedy)
 
 
 def _unread(family: str, part: _Part, unread: Tree) -> Lost | None:
