@@ -1,20 +1,22 @@
 """Builds Bridge's configuration of some runs in a process of its own, as the CPU backend must come before Megatron.
 
 `python configurations.py FOLDER`: FOLDER holds cases.json, {name: changes to the run}; the fields asked for are
-printed as JSON; of a case that is `refused`, what the error says. Of one of `ranks`, after Bridge has written what its
-`comm_overlap` says; of one to `profile`, after Bridge has checked how it is saved.
+printed as JSON; of a case that is `refused`, what the error says (`config`: other keys of the model's config). Of one
+of `ranks`, after Bridge has written what its `comm_overlap` says; of one to `profile`, after Bridge has checked how it
+is saved.
 """
 
 import copy
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import made
 
 from megaboa.bridge.process import playing_rank_0_of, prepare
 from megaboa.bridge.quiet import quietly
-from megaboa.files import read_json
+from megaboa.files import read_json, write_json
 from megaboa.records import LaunchSpec, ModelSource, ProfileSpec, RunSpec, parse
 from megaboa.store_paths import AttemptFolder, RunStore
 
@@ -67,7 +69,7 @@ def main(folder):
             asked[section] = values if section in ("data", "parent", "device") else asked[section] | values
         run = parse(RunSpec, asked, name)
         if "refused" in case:
-            found[name] = why_refused(configuration, run, inputs)
+            found[name] = why_refused(configuration, run, with_keys(inputs, folder / name, case.get("config")))
             continue
         config = configuration.build(run, inputs if run.has_source else configuration.Inputs(None, None, None, {}))
         launch = parse(LaunchSpec, LAUNCH | case.get("launch", {}), name)
@@ -83,6 +85,14 @@ def main(folder):
                 config.comm_overlap.setup(config.model, config.optimizer, config.ddp)
         found[name] = {field: _read(config, field) for field in case["expected"]}
     return found
+
+
+def with_keys(inputs, folder, keys):
+    """The inputs with a model whose config.json has other keys."""
+    if keys is None:
+        return inputs
+    write_json(folder / "config.json", read_json(Path(inputs.source.path) / "config.json") | keys)
+    return replace(inputs, source=replace(inputs.source, path=str(folder)))
 
 
 def why_refused(configuration, run, inputs):

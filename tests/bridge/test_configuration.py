@@ -411,6 +411,11 @@ CASES = {
         },
         "expected": {"scheduler.lr_decay_iters": 15, "validation.eval_interval": 3},
     },
+    "rotary positions that Bridge loses, of a model that was fetched before anyone asked": {
+        "run": {},
+        "config": {"rope_parameters": {"rope_type": "linear", "factor": 2.0}},
+        "refused": "/config.json: rope_parameters.rope_type: 'linear' is lost: Bridge's converter of qwen3 knows only",
+    },
     "a function by a name": {
         "run": {"overrides": {"model.init_method": "torch.nn.init.zeros_"}},
         "refused": "overrides.model.init_method: 'torch.nn.init.zeros_': is a function in Bridge, which an override "

@@ -32,6 +32,7 @@ from megaboa import store
 from megaboa.bridge import datasets, finetuning, image_text, kernels, recipe_models, wheels
 from megaboa.bridge.convert import bridge_of, provider_of, with_yarn_defaults
 from megaboa.bridge.overrides import hydra_overrides, hydra_value
+from megaboa.bridge.source import refuse_lost_positions
 from megaboa.errors import InputError
 from megaboa.fields import BRIDGE_FIELDS, key_of
 from megaboa.paths import RunFolder
@@ -86,6 +87,8 @@ class Inputs:
 
 def build(run: RunSpec, inputs: Inputs) -> ConfigContainer:
     kernels.in_use.clear()  # preflight builds many runs in one process
+    if inputs.source:  # it may have been fetched by an earlier version
+        refuse_lost_positions(inputs.source.name, inputs.source.path)
     config = _from_recipe(run.model, inputs.source) if run.is_recipe else _from_hugging_face(inputs.source)
     if inputs.tokenizer:
         config.tokenizer.tokenizer_type = "HuggingFaceTokenizer"

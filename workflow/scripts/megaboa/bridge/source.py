@@ -62,8 +62,7 @@ def obtain(spec: ModelSpec) -> ModelSource:
     found = _find(spec, f"{key}.hf") if spec.config is None else _make(spec, named, key)
     used = named or tokenizer.find(str(found.path))
     config = read_config(found.path, key)
-    if lost := rope.lost(read_json(found.path / "config.json")):
-        raise InputError(f"{key}: {found.path}/config.json: {lost}")
+    refuse_lost_positions(spec.name, found.path)
     vocab_size = config.get_text_config().vocab_size
     if spec.config is None and spec.weights:
         _require_fit(config, found.path, f"{key}.hf")
@@ -83,6 +82,12 @@ def obtain(spec: ModelSpec) -> ModelSource:
         weights=spec.weights,
         chat_template=_digest_of_template(used.path) if used else None,
     )
+
+
+def refuse_lost_positions(name: str, folder: str | Path) -> None:
+    """Refuse a model with rotary positions that Bridge's converter would lose."""
+    if lost := rope.lost(read_json(Path(folder) / "config.json")):
+        raise InputError(f"models.{name}: {folder}/config.json: {lost}")
 
 
 def has_weights(source: ModelSource) -> bool:
