@@ -127,6 +127,15 @@ def test_what_can_not_be_is_said_with_the_remedy(plan_of, text, said):
     assert said in refusal(plan_of, text)
 
 
+@pytest.mark.parametrize("task", ["sft", "lora"])
+def test_packed_examples_are_not_cut_over_context_ranks_for_heads(plan_of, task):
+    text = TUNED % task + "tuning: {pack: true}\noverrides: {model.mtp_num_layers: 1}\ndevice: cuda\n"
+    given = {"training.train_iters": 10, "resources.gpus_per_node": 2, "training.micro_batch_size": 1}
+    assert plan_of(text, **given).runs
+    with pytest.raises(ConfigError, match=r"tuning.pack: .* set parallel.cp to 1.*heads_learn_within_examples"):
+        plan_of(text, **given, **{"parallel.cp": 2})
+
+
 def test_adapters_to_random_weights_are_for_measuring(plan_of):
     plan = plan_of((TUNED % "lora").replace("pretrained", "scratch"), **{"training.train_iters": 10})
     assert [warning for warning in plan.warnings if "changes random weights" in warning]

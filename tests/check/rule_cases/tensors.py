@@ -136,6 +136,14 @@ CASES = {
         {"document_mask": True, "tp": 2, "world_size": 2},
         {"cp": 2, "world_size": 2},
     ),
+    "heads_learn_within_examples": Case(
+        {"packed": True, "mtp_layers": 1, "cp": 2, "world_size": 2, "task": "sft"},
+        "tuning.pack",
+        "set parallel.cp to 1, or model.mtp_num_layers to null",
+        ("false",),
+        {"packed": True, "mtp_layers": 1, "tp": 2, "world_size": 2, "task": "sft"},
+        {"packed": True, "cp": 2, "world_size": 2, "task": "sft"},
+    ),
 }
 
 OTHER_WARNINGS = {  # rules that refuse some and warn of others

@@ -107,6 +107,7 @@ class Training:
     adapter_targets: tuple[str, ...] = ()
     adapter_magnitudes: bool = False  # DoRA's magnitudes
     document_mask: bool = False  # data.reset_attention_mask
+    packed: bool = False  # tuning.pack
     nudge: int = 0  # of a twin
     profiler: str = "none"
     profile_steps: tuple[int, int] = (0, 0)
@@ -332,6 +333,7 @@ FIELDS: dict[str, str] = {
     "training.weight_decay_style": "scheduler.weight_decay_incr_style",
     "training.checkpoint_format": "checkpoint.ckpt_format",
     "training.fault_tolerance": "ft.enable_ft_package",
+    "training.packed": "dataset.enable_offline_packing",
     "profiling.nsys": "profiling.use_nsys_profiler",
     "profiling.pytorch": "profiling.use_pytorch_profiler",
     "profiling.viztracer": "profiling.use_viztracer",

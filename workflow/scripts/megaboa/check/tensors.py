@@ -178,6 +178,19 @@ def masks_of_documents_have_no_context_parallelism(f: Facts) -> Broken | None:
     return Broken("data.reset_attention_mask", text, ("false",))
 
 
+def heads_learn_within_examples(f: Facts) -> Broken | None:
+    """Heads for multi-token prediction learn packed examples without context parallelism alone: core's
+    multi_token_prediction.py shifts labels by the examples' ends before they were padded, as Bridge gives them with cp,
+    so that heads would learn other tokens than the next ones."""
+    heads, cp = f.model.mtp_layers, f.layout.cp
+    if not f.training.packed or not heads or cp == 1:
+        return None
+    text = f"true with heads for multi-token prediction (model.mtp_num_layers: {heads}), which would learn labels of "
+    text += f"wrong positions under parallel.cp: {cp}: set parallel.cp to 1, or model.mtp_num_layers to null"
+    key = "dataset.enable_offline_packing" if f.training.task == "pretrain" else "tuning.pack"  # of a recipe, or ours
+    return Broken(key, text, ("false",))
+
+
 def low_precision_is_aligned(f: Facts) -> Broken | None:
     """In a quantized matrix product the width is a multiple of 16 and the tokens of 8 (FP8), both of 32 (MXFP8, NVFP4);
     Transformer Engine asserts it in the first step, on the GPU only."""
@@ -253,6 +266,7 @@ RULES = (
     rotary_positions_turn_pairs,
     context_ranks_exchange_in_a_known_way,
     masks_of_documents_have_no_context_parallelism,
+    heads_learn_within_examples,
     low_precision_is_aligned,
     one_kind_of_half_precision,
     tensor_overlap_is_not_switched_off,

@@ -28,11 +28,12 @@ def spec(config: Experiment) -> Tree:
 
 
 def facts(config: Experiment) -> Tree:
-    """The facts about a run's adapters."""
-    if config.task not in ADAPTERS:
-        return {}
+    """The facts about fine-tuning."""
     wanted, magnitudes = config.tuning, config.task == "dora"
-    return {
+    packed = {"packed": wanted.pack} if config.task != "pretrain" else {}
+    if config.task not in ADAPTERS:
+        return packed
+    return packed | {
         "adapter_rank": wanted.rank,
         "adapter_targets": tuple(wanted.targets),
         "adapter_magnitudes": magnitudes,
