@@ -82,6 +82,12 @@ def test_checkpoints_that_lie_there_at_one_time(training, expected):
     assert found.disk_bytes == pytest.approx((14 * expected + 2) * 774_090_240, rel=0.001)
 
 
+def test_a_checkpoint_of_muon_has_one_moment_of_matrices():
+    tables = 50304 * 1280  # GPT2-large's embedding is its output layer, too
+    found = costs.of_run(course(facts(), optimizer="muon"))
+    assert found.checkpoint_bytes == pytest.approx(10 * (774_090_240 - tables) + 14 * tables, rel=0.001)
+
+
 def test_a_run_with_a_parent_costs_what_it_trains_itself():
     whole, rest = (costs.of_run(course(facts(), steps_before=start), given=3.6) for start in (0, 250))
     assert rest.tokens == 750 * 64 * 1024 // 64 * facts().training.gbs

@@ -216,6 +216,53 @@ def test_an_optimizer_that_reads_16_bits_keeps_half_the_bytes_of_weights(precisi
     assert plain.optimizer - aware.optimizer == pytest.approx(plain.optimizer * less / 12)
 
 
+def muon(layout, optimizer="muon", **training) -> list[memory.Breakdown]:
+    given = dataclasses.replace(TRAINING, optimizer=optimizer, **training)
+    return memory.every_stage(Facts(Layout(distributed_optimizer=False, **layout), LLAMA_8B, given))
+
+
+MATRICES = 32 * 4096 * (6144 + 4096 + 3 * 14336)  # of Llama-3-8B's layers
+TABLES = 128256 * 4096  # the embedding, and as many in the output layer
+
+
+def test_muon_keeps_one_moment_of_matrices_and_two_of_the_rest():
+    """Each in fp32, as the weights' copies, on every rank: megatron-core's emerging_optimizers.py gives embeddings,
+    output layer, norms and biases to Adam."""
+    norms = 65 * 4096
+    (found,) = muon({"world_size": 8})
+    assert found.optimizer == pytest.approx((4 + 4) * MATRICES + (4 + 8) * (2 * TABLES + norms), rel=1e-4)
+    (full,) = muon({"world_size": 8}, precision="fp32")
+    assert full.optimizer == pytest.approx(4 * MATRICES + 8 * (2 * TABLES + norms), rel=1e-4)
+    first, _ = muon({"world_size": 8, "tp": 2, "sp": True, "pp": 2})
+    assert first.optimizer == pytest.approx((8 * MATRICES / 2 + 12 * TABLES) / 2, rel=1e-4)
+
+
+def test_muon_divided_by_tensors_is_predicted_for_the_rank_with_the_tables():
+    (found,) = muon({"world_size": 8}, "dist_muon")
+    assert found.optimizer == pytest.approx(8 * MATRICES / 8 + 12 * 2 * TABLES, rel=1e-3)
+    assert found.gradients == pytest.approx(4 * (MATRICES + 2 * TABLES), rel=1e-4), "which no rank shares"
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "bytes_of_step"),
+    [
+        ("adam", 0),
+        ("muon", 12 * 2 * 14336 * 4096),  # the largest matrix: both gates
+        ("dist_muon", 2 * (MATRICES / 2 + TABLES)),  # all weights are gathered
+    ],
+)
+def test_muon_needs_space_for_its_largest_matrix_in_the_optimizers_step(optimizer, bytes_of_step):
+    first, _ = muon({"world_size": 8, "pp": 2}, optimizer, seq_length=16)
+    assert first.workspace - memory.WORKSPACE == pytest.approx(bytes_of_step, rel=1e-3)
+
+
+def test_muon_copies_gradients_of_16_bits_of_all_parameters():
+    layout, half = Layout(8, pp=2, distributed_optimizer=False), Kernels(fp32_gradients=False)
+    training = dataclasses.replace(TRAINING, optimizer="muon", seq_length=16)
+    first, _ = memory.every_stage(Facts(layout, LLAMA_8B, training, half))
+    assert first.gradients == pytest.approx((2 + 4) * (MATRICES / 2 + TABLES), rel=1e-4)
+
+
 def test_block_wise_fp8_keeps_more_where_norms_are_gathered():
     """Columns of what two norms give, and what the backward pass has gathered."""
     precision = dataclasses.replace(TRAINING, precision="bf16_with_fp8_subchannel_scaling_mixed")

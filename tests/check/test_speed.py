@@ -228,6 +228,30 @@ def test_fsdp_sends_in_each_micro_batch_what_it_shards():
     assert late.data == data[1], "these are always overlapped"
 
 
+def test_muon_iterates_on_every_matrix_after_each_step():
+    """Five times the weight's square, its square, and their product; each expert's weights by themselves."""
+
+    def spent(optimizer, **given):
+        plain = dataclasses.replace(calibration.of("h100-80g"), products={"bf16": Law(rate=1e15)}, grouped={})
+        return speed.of_step(of(**{"distributed_optimizer": False, **given}, optimizer=optimizer), plain)
+
+    def operations(*shapes):
+        return sum(5 * 2 * (2 * a**2 * b + a**3) for a, b in map(sorted, shapes))
+
+    dense = operations((4096, 6144), (4096, 4096), (4096, 28672), (4096, 14336))
+    more = spent("muon").optimizer - spent("adam").optimizer
+    assert more == pytest.approx(32 * dense / 1e15)
+    tp2 = {"tp": 2, "sp": True}
+    halves = operations((4096, 3072), (4096, 2048), (4096, 14336), (4096, 7168))
+    assert spent("muon", **tp2).optimizer - spent("adam", **tp2).optimizer == pytest.approx(32 * halves / 1e15)
+    moe = {"experts": 8, "topk": 2, "moe_ffn": 1024, "ep": 4}
+    sparse = operations((4096, 6144), (4096, 4096), (4096, 8)) + 2 * operations((4096, 2048), (4096, 1024))
+    assert spent("muon", **moe).optimizer - spent("adam", **moe).optimizer == pytest.approx(32 * sparse / 1e15)
+    alone, shared = spent("muon"), spent("dist_muon")
+    assert shared.optimizer == pytest.approx(alone.optimizer / 8)
+    assert shared.data > alone.data, "for gathering the weights"
+
+
 def test_user_buffers_hide_what_tensor_ranks_send():
     apart, hidden = (step(tp=4, sp=True, tp_comm_overlap=each) for each in (False, True))
     assert hidden.tensor < 0.6 * apart.tensor and hidden.products == apart.products

@@ -13,6 +13,7 @@ from pathlib import Path
 from megaboa import files, paths, peaks, records
 from megaboa.check import adapters, calibration, flops, memory, parameters, speed
 from megaboa.check.facts import Facts
+from megaboa.check.parameters import Parameters
 from megaboa.formats import counted
 from megaboa.records import RunSpec, Summary, Tree
 
@@ -91,8 +92,8 @@ def of_run(
     step = flops.of_step(f)
     predicted = speed.of_step(f) if f.cluster.device == "cuda" and speed.is_known(f) else None
     seconds, source = _step_seconds(f, step, given, own, earlier, mfu, predicted)
-    count = parameters.of_model(f)
-    saved = adapters.of_model(f) if f.is_frozen else count
+    model = parameters.whole(f)
+    saved = Parameters(adapters.of_model(f), 0.0) if f.is_frozen else model
     width = 4 if f.training.precision == "fp32" else 2
     return Costs(
         tokens=iters * f.training.gbs * (f.training.seq_length or 0),
@@ -102,9 +103,9 @@ def of_run(
         predicted=predicted,
         ranks=f.layout.world_size or 1,
         iters=iters,
-        checkpoint_bytes=saved * (width + 4 + memory.bytes_per_parameter(f)[2] - (0 if width == 4 else 4)),
+        checkpoint_bytes=saved.total * (width + (4 if width == 4 else 0)) + memory.optimizer_bytes(f, saved),
         checkpoints=_checkpoints(f),
-        export_bytes=count * width if exported else 0.0,
+        export_bytes=model.total * width if exported else 0.0,
     )
 
 

@@ -120,10 +120,19 @@ class Training:
         return self.optimizer not in ("adam", "sgd")
 
     @property
+    def is_muon(self) -> bool:
+        return self.optimizer in ("muon", "dist_muon")
+
+    @property
+    def is_layer_wise(self) -> bool:
+        """Whether data parallel ranks share the optimizer's states by whole tensors."""
+        return self.optimizer.startswith("dist_")
+
+    @property
     def has_shards(self) -> bool:
         """Whether the distributed optimizer can divide the optimizer's states: SGD has none, and Muon needs whole
         gradients, unless layers are divided (`dist_`)."""
-        return self.optimizer == "adam" or self.optimizer.startswith("dist_")
+        return self.optimizer == "adam" or self.is_layer_wise
 
     @property
     def own_iters(self) -> int | None:
@@ -225,6 +234,11 @@ class Facts:
     def is_frozen(self) -> bool:
         """Whether only adapters are trained."""
         return self.training.adapter_rank is not None
+
+    @property
+    def divides_optimizer(self) -> bool:
+        """Whether data parallel ranks share the optimizer's states and work."""
+        return self.layout.sharding != "no_shard" or self.training.is_layer_wise
 
     @property
     def has_fp8_attention(self) -> bool:

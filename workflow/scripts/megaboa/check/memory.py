@@ -25,6 +25,8 @@ FRAGMENTATION = 0.05  # share of PyTorch's own memory: 7.4 of 134 GiB measured w
 # and four H200s' memory (docs/explanation/memory.md).
 GATHERED_AHEAD = 500_000_000  # parameters gathered in advance, by whole layers, besides the current layer's
 QUEUED = 1_000_000_000  # parameters whose gradients may be queued for reduction before the oldest are waited for
+MOMENT = 4  # bytes of one of Adam's moments, or of Muon's momentum
+ORTHOGONALIZED = 12  # bytes per value of Muon's matrix: the result in fp32, and both steps of its scaling
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,8 @@ def every_stage(f: Facts) -> list[Breakdown]:
 
 def _stage(f: Facts, stage: Stage) -> Breakdown:
     held = parameters.of_stage(f, stage)
-    states = _frozen_states(f, held, adapters.of_stage(f, stage)) if f.is_frozen else _states(f, held)
+    trained = Parameters(adapters.of_stage(f, stage), 0.0) if f.is_frozen else held
+    states = _frozen_states(f, held, trained) if f.is_frozen else _states(f, held)
     kept = activations.stage_bytes(f, stage) * in_flight(f, stage.number) + activations.left_bytes(f, stage)
     logits = activations.logits_bytes(f) * (1 + stage.mtp) if stage.loss else 0.0
     inside = activations.backward_bytes(f, stage) + activations.recomputed_bytes(f, stage)
@@ -94,7 +97,7 @@ def _stage(f: Facts, stage: Stage) -> Breakdown:
     plain = Breakdown(stage.number, weights, *states, kept, max(logits, inside), workspace)
     if f.layout.fsdp == "megatron":
         return _highest(_moments_of_fsdp(f, stage, held, plain, inside))
-    moments = [plain, _optimizer_step(f, stage, held, plain)]
+    moments = [plain, _optimizer_step(f, stage, trained, plain)]
     if f.kernels.graphs == "transformer_engine":
         moments += _graph_moments(f, stage, *moments)
     return _highest(moments)
@@ -127,13 +130,17 @@ def _unused_gradients(f: Facts, stage: Stage) -> float:
     """
     if not f.kernels.gradient_fusion or f.is_frozen or f.layout.fsdp != "none":
         return 0.0
+    shapes = _shapes(f, stage)
+    if stage.loss:
+        shapes |= {(one.columns, one.depth) for one in work.loss(f).products}
+    return sum(2 * columns * depth for columns, depth in shapes)
+
+
+def _shapes(f: Facts, stage: Stage) -> set[tuple[float, float]]:
+    """Of the layers' weights, all but the router's."""
     kinds = {is_sparse(f.model, layer) for layer in stage.layers}
     parts = [work.attention(f), *(work.experts(f) if sparse else work.feed_forward(f) for sparse in kinds)]
-    products = [one for part in parts for one in part.products if one.low]  # all but the router's
-    if stage.loss:
-        products += work.loss(f).products
-    shapes = {(one.columns, one.depth) for one in products}
-    return sum(2 * columns * depth for columns, depth in shapes)
+    return {(one.columns, one.depth) for part in parts for one in part.products if one.low}
 
 
 def _moments_of_fsdp(f: Facts, stage: Stage, held: Parameters, shards: Breakdown, inside: float) -> list[Breakdown]:
@@ -160,21 +167,32 @@ def _moments_of_fsdp(f: Facts, stage: Stage, held: Parameters, shards: Breakdown
     ]
 
 
-def _optimizer_step(f: Facts, stage: Stage, held: Parameters, before: Breakdown) -> Breakdown:
+def _optimizer_step(f: Facts, stage: Stage, trained: Parameters, before: Breakdown) -> Breakdown:
     """The breakdown in the optimizer's step.
 
     16-bit gradients are copied to fp32 (distrib_optimizer.py, _copy_model_grads_to_main_grads). Weights stored in FP8
     are all cast to 16 bits before the first is written (Transformer Engine, quantize_master_weights).
     """
-    _, gradient, optimizer = bytes_per_parameter(f)
-    copied = 4 * before.optimizer / optimizer if gradient < 4 and not _reads_16_bits(f) else 0.0
+    _, gradient, _ = bytes_per_parameter(f)
+    copied = 4 * _owned(f, trained).total if gradient < 4 and not _reads_16_bits(f) else 0.0
     cast = 0.0
     if f.training.fp8_weights and not f.is_frozen and f.layout.distributed_optimizer and f.layout.fsdp == "none":
         copies, expert_copies = _copies(f)
-        in_layers = (held.dense - held.outside) / copies + held.expert / expert_copies
+        in_layers = (trained.dense - trained.outside) / copies + trained.expert / expert_copies
         cast = 2 * _share_in_current_scaling(f, stage) * in_layers
     weights, gradients = before.weights + cast, before.gradients + copied
-    return replace(before, weights=weights, gradients=gradients, activations=0.0, logits=0.0)
+    workspace = before.workspace + _muon_workspace(f, stage, trained)
+    return replace(before, weights=weights, gradients=gradients, activations=0.0, logits=0.0, workspace=workspace)
+
+
+def _muon_workspace(f: Facts, stage: Stage, trained: Parameters) -> float:
+    """Bytes that Muon needs for its largest matrix or, layer-wise, for gathering all weights afterwards
+    (layer_wise_optimizer.py, allgather_params)."""
+    if not f.training.is_muon or f.is_frozen:
+        return 0.0
+    largest = max((columns * depth for columns, depth in _shapes(f, stage)), default=0.0)
+    gathered = 2 * max(trained.dense, trained.expert) if f.training.is_layer_wise else 0.0
+    return max(ORTHOGONALIZED * largest, gathered)
 
 
 def _graph_moments(f: Facts, stage: Stage, plain: Breakdown, optimizer_step: Breakdown) -> list[Breakdown]:
@@ -253,9 +271,7 @@ def _copies(f: Facts) -> tuple[int, int]:
 
 def _states(f: Facts, held: Parameters) -> tuple[float, float, float]:
     """Bytes of weights, gradients and optimizer."""
-    copies, expert_copies = _copies(f)
-    dense, expert = _sharded(f, held.dense, copies), _sharded(f, held.expert, expert_copies)
-    weights, gradients, optimizer = (one + other for one, other in zip(dense, expert, strict=True))
+    weights, gradients, optimizer = _sharded(f, held)
     if f.layout.fsdp == "torch":
         weight, gradient, _ = bytes_per_parameter(f)
         weights += 2 * held.layer * weight  # two layers are unsharded at a time
@@ -263,20 +279,39 @@ def _states(f: Facts, held: Parameters) -> tuple[float, float, float]:
     return weights, gradients, optimizer
 
 
-def _frozen_states(f: Facts, held: Parameters, adapters: float) -> tuple[float, float, float]:
+def _frozen_states(f: Facts, held: Parameters, trained: Parameters) -> tuple[float, float, float]:
     """Bytes of a frozen model's weights, and of all adapters' states."""
-    weights, gradients, optimizer = _sharded(f, adapters, _copies(f)[0])
+    weights, gradients, optimizer = _sharded(f, trained)
     return weights + bytes_per_parameter(f)[0] * held.total, gradients, optimizer
 
 
-def _sharded(f: Facts, count: float, copies: int) -> tuple[float, float, float]:
-    weight, gradient, optimizer = (count * size for size in bytes_per_parameter(f))
-    sharding = f.layout.sharding
+def _sharded(f: Facts, trained: Parameters) -> tuple[float, float, float]:
+    weight, gradient, _ = bytes_per_parameter(f)
+    owned, sharding = _owned(f, trained), f.layout.sharding
     return (
-        weight / (copies if sharding == "optim_grads_params" else 1),
-        gradient / (copies if sharding in ("optim_grads", "optim_grads_params") else 1),
-        optimizer / (1 if sharding == "no_shard" else copies),
+        weight * (owned if sharding == "optim_grads_params" else trained).total,
+        gradient * (owned if sharding in ("optim_grads", "optim_grads_params") else trained).total,
+        optimizer_bytes(f, owned),
     )
+
+
+def _owned(f: Facts, trained: Parameters) -> Parameters:
+    """The parameters that a rank updates.
+
+    A layer-wise optimizer gives each tensor to one rank, about evenly by size: here the rank with the embedding and the
+    output layer, which is the most that a rank may have, but for a matrix or two.
+    """
+    if not f.divides_optimizer:
+        return trained
+    copies, expert_copies = _copies(f)
+    tables = trained.tables if f.training.is_layer_wise else trained.tables / copies
+    dense = (trained.dense - trained.tables) / copies + tables
+    return Parameters(dense, trained.expert / expert_copies, tables=tables)
+
+
+def optimizer_bytes(f: Facts, updated: Parameters) -> float:
+    """Bytes of an optimizer's states. Muon has one moment of its matrices."""
+    return bytes_per_parameter(f)[2] * updated.total - (MOMENT * updated.matrices if f.training.is_muon else 0.0)
 
 
 def bytes_per_parameter(f: Facts) -> tuple[float, float, float]:

@@ -5,7 +5,7 @@ Biases and norms are counted, rounding is not.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from megaboa.check.facts import Facts, Model
 from megaboa.check.stages import Stage
@@ -14,7 +14,8 @@ from megaboa.check.stages import Stage
 @dataclass(frozen=True)
 class Parameters:
     """Parameters shared by all data parallel ranks (`dense`), and those of experts (`expert`). `layer`: the largest
-    layer with all its parts, of which `layer_experts` are its experts'; `outside`: parameters that belong to no layer.
+    layer with all its parts, of which `layer_experts` are its experts'; `outside`: parameters that belong to no layer,
+    of which `tables` are the embedding's and the output layer's.
     """
 
     dense: float
@@ -22,13 +23,20 @@ class Parameters:
     layer: float = 0.0
     layer_experts: float = 0.0
     outside: float = 0.0
+    tables: float = 0.0
 
     @property
     def total(self) -> float:
         return self.dense + self.expert
 
+    @property
+    def matrices(self) -> float:
+        """Those that Muon updates, and not Adam (megatron-core, emerging_optimizers.py): all but the tables. Norms and
+        biases are counted too, a thousandth or less."""
+        return self.total - self.tables
+
     def without_experts(self) -> Parameters:
-        return Parameters(self.dense, 0.0, self.layer - self.layer_experts, 0.0, self.outside)
+        return replace(self, expert=0.0, layer=self.layer - self.layer_experts, layer_experts=0.0)
 
 
 def of_stage(f: Facts, stage: Stage) -> Parameters:
@@ -48,13 +56,14 @@ def of_stage(f: Facts, stage: Stage) -> Parameters:
     rows = vocabulary_rows(f) * hidden / layout.tp
     ties = bool(model.tied) and not (stage.embedding and stage.loss)
     embeds = stage.embedding or stage.mtp > 0  # heads for multi-token prediction embed on their own stage
-    dense += rows * (embeds + (stage.loss and (not model.tied or ties)))
+    tables = rows * (embeds + (stage.loss and (not model.tied or ties)))
+    dense += tables
     if embeds and model.learned_positions:
         dense += (f.training.seq_length or 0) * hidden
     if stage.loss:
         dense += _norm(model)
     dense += stage.mtp * (2 * hidden * hidden / layout.tp + 3 * _norm(model))
-    return Parameters(dense, expert, *largest, outside=dense + expert - layers)
+    return Parameters(dense, expert, *largest, outside=dense + expert - layers, tables=tables)
 
 
 def vocabulary_rows(f: Facts) -> int:
@@ -69,11 +78,15 @@ def padded_vocabulary(f: Facts) -> int:
     return -(-(f.model.vocab_size or f.model.tokenizer_vocab or 0) // unit) * unit
 
 
-def of_model(f: Facts) -> float:
+def whole(f: Facts) -> Parameters:
     """Parameters of the whole model, each counted once."""
     alone = Facts(model=f.model, training=f.training)
     layers = tuple(range(f.model.layers or 0))
-    return of_stage(alone, Stage(0, (layers,), embedding=True, loss=True, mtp=f.model.mtp_layers)).total
+    return of_stage(alone, Stage(0, (layers,), embedding=True, loss=True, mtp=f.model.mtp_layers))
+
+
+def of_model(f: Facts) -> float:
+    return whole(f).total
 
 
 def is_sparse(model: Model, layer: int) -> bool:

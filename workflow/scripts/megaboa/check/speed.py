@@ -139,7 +139,7 @@ class _Model:
         held = parameters.of_stage(f, every[slowest])
         trained = self.trained(every[slowest])
         data = self.data(trained, forward.seconds, backward.seconds, count)
-        optimizer = self.optimizer(held, trained)
+        optimizer = self.optimizer(every[slowest], held, trained)
         return both * count + Step(bubble=bubble, pipeline=pipeline, data=data, optimizer=optimizer)
 
     def trained(self, stage: Stage) -> parameters.Parameters:
@@ -359,10 +359,8 @@ class _Model:
         scatter = gather = 0.0
         for axis, parameter_count in (("dp", held.dense), ("edp", held.expert)):
             gradients, weights = parameter_count * (2 if half else 4), parameter_count * 2
-            if sharding == "no_shard":
-                scatter += self.message(axis, "all_reduce", gradients)
-            else:
-                scatter += self.message(axis, "reduce_scatter", gradients)
+            scatter += self.message(axis, "all_reduce" if sharding == "no_shard" else "reduce_scatter", gradients)
+            if f.divides_optimizer:
                 gather += self.message(axis, "all_gather", weights)
         if sharding == "optim_grads_params":
             return count * (_behind(gather, forward) + _behind(gather + scatter, backward))
@@ -372,18 +370,30 @@ class _Model:
             scatter = _behind(scatter, backward)
         return scatter + (gather if kernels.gather_overlap is False else _behind(gather, forward))
 
-    def optimizer(self, held: parameters.Parameters, trained: parameters.Parameters) -> float:
-        layout = self.f.layout
-        divided = layout.sharding != "no_shard"
+    def optimizer(self, stage: Stage, held: parameters.Parameters, trained: parameters.Parameters) -> float:
+        layout, divided = self.f.layout, self.f.divides_optimizer
         dense = (layout.dp or 1) * layout.cp if divided else 1
         expert = (layout.expert_dp or 1) if divided else 1
         own = trained.dense / dense + trained.expert / expert
         seconds = own * UPDATED / self.known.memory.rate
+        if self.f.training.is_muon and not self.f.is_frozen:
+            seconds += self.iterations(stage) * own / trained.total
         if self.low is None:
             return seconds
         if self.low[0] == "fp8_current" and self.f.training.fp8_weights:
             return seconds + own / CAST_BY_ROW
         return seconds + held.total * CAST / self.known.memory.rate
+
+
+    def iterations(self, stage: Stage) -> float:
+        """Seconds of Muon's iterations for all weights of a stage's layers, each tensor rank's by itself (Bridge's
+        default, muon_tp_mode: blockwise). Queries, keys and values count as one matrix."""
+        seconds = 0.0
+        for (sparse, _), number in self.layers_of(stage).items():
+            half = work.experts(self.f) if sparse else work.feed_forward(self.f)
+            for one in (*work.attention(self.f).products, *half.products):
+                seconds += number * one.groups * sum(map(self.product, one.iteration))
+        return work.ITERATIONS * seconds
 
 
 def _with_host(step: Step, host: float) -> Step:

@@ -14,6 +14,7 @@ from megaboa.check.facts import Facts
 from megaboa.check.parameters import vocabulary_rows
 
 WIDTH = 2  # bytes of a value between kernels
+ITERATIONS = 5  # of Muon (muon_num_ns_steps)
 UNEVEN = 0.088  # more tokens than the average, on the rank with the most, for each doubling of expert parallel ranks
 UNEVEN_AT_PEAK = 0.051  # still more at the peak of memory: for two ranks the mean of this and another model is 13.9%
 # Bytes per logit, forward and backward. Bridge's fused loss works in fp32, Transformer Engine's and ours in place.
@@ -40,6 +41,15 @@ class Product:
     @property
     def values(self) -> float:
         return self.rows * (self.columns + self.depth) + self.groups * self.columns * self.depth
+
+    @property
+    def iteration(self) -> tuple[Product, Product, Product]:
+        """The products of a Newton-Schulz iteration of Muon's on this product's weight (emerging-optimizers,
+        muon_utils.py): on its shorter side its square, that one's square, and the product with the weight."""
+        short, long = sorted((self.columns, self.depth))
+        sizes = ((short, short, long), (short, short, short), (short, long, short))
+        one, two, three = (Product(*each, low=False) for each in sizes)
+        return one, two, three
 
 
 @dataclass(frozen=True)
