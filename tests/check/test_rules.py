@@ -110,6 +110,13 @@ def test_only_cudnns_attention_goes_astray_in_a_graph(other):
     assert rule(facts(**graphed, precision="bf16_mixed", bf16=False, fp16=False))  # before Bridge's validation
 
 
+def test_heads_may_be_exchanged_in_a_graph_by_every_layers_own_setting():
+    asked = {"graphs": "full_iteration", "nan_check": False, "seq_length": 1152, "cp": 2}
+    for given, breaks in ((("a2a", "a2a"), False), (("a2a", "p2p"), True)):
+        broken = BY_NAME["full_graph_has_whole_blocks_of_attention"](facts(**asked, cp_comm=given))
+        assert (broken is not None) == breaks
+
+
 def test_a_graph_of_everything_holds_what_is_recomputed():
     assert BY_NAME["recomputation_is_outside_graphs"](facts(**RECOMPUTED_IN_A_GRAPH)) is None
 

@@ -279,6 +279,25 @@ def test_context_ranks_add_up_what_rounds_of_attention_give():
     assert sent.bytes == pytest.approx(queries + keys + outputs)
 
 
+def test_a_list_of_exchanges_is_predicted_layer_by_layer():
+    alike = {"kv_groups": 32, "cp": 2}
+
+    def parts(exchange, **given):
+        found = step(**alike, cp_comm=exchange, **given)
+        return found.context, found.memory, found.seconds
+
+    ring, heads = parts("p2p"), parts("a2a")
+    assert ring != heads
+    assert parts(("a2a",) * 32) == heads and parts(("p2p",) * 32) == ring
+    mixed = parts(("p2p",) * 8 + ("a2a",) * 24)
+    assert mixed == pytest.approx([(one + 3 * other) / 4 for one, other in zip(ring, heads, strict=True)])
+    assert parts(("a2a",) * 16 + ("p2p",) * 16, pp=2, gbs=8) != parts("a2a", pp=2, gbs=8), "the second stage's are p2p"
+    heads_first = ("a2a",) + ("p2p",) * 31  # layers for multi-token prediction are counted from the first
+    one, other = (parts(each, mtp_layers=1)[0] for each in (heads_first, "p2p"))
+    assert other - one == pytest.approx(2 * (ring[0] - heads[0]) / 32)
+    assert step(cp=1, cp_comm=("a2a",)).seconds == step().seconds, "nothing is exchanged"
+
+
 def test_flex_dispatchers_send_a_token_once_to_each_node():
     """Of eight experts on two nodes four are on the other one, but one copy leaves: a quarter."""
     moe = {"experts": 128, "topk": 8, "moe_ffn": 768, "ep": 16, "world_size": 16, "nodes": 2, "forced_balance": True}

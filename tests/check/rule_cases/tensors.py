@@ -153,6 +153,7 @@ OTHER_WARNINGS = {  # rules that refuse some and warn of others
 OTHER_ERRORS = [
     ("context_ranks_exchange_in_a_known_way", {"cp": 2, "cp_comm": "foo"}),
     ("context_ranks_exchange_in_a_known_way", {"cp": 2, "cp_comm": ("a2a", "foo")}),
+    ("context_ranks_exchange_in_a_known_way", {"layers": 3, "cp": 2, "cp_comm": ("p2p", "p2p"), "device": "cpu"}),
     ("context_ranks_exchange_in_a_known_way", {"heads": 32, "kv_groups": 4, "cp": 8, "cp_comm": ("p2p", "a2a")}),
     ("context_ranks_exchange_in_a_known_way", {"heads": 32, "kv_groups": 4, "tp": 8, "cp": 4, "cp_comm": "a2a"}),
     ("low_precision_is_aligned", {"precision": "bf16_with_mxfp8_mixed", "seq_length": 1000, "mbs": 1}),

@@ -113,6 +113,17 @@ class Layout:
         return self.vpp or 1
 
     @property
+    def exchanges(self) -> tuple[str, ...]:
+        """How context ranks exchange: one way for all layers, or one for each."""
+        return self.cp_comm if isinstance(self.cp_comm, tuple) else (self.cp_comm or "p2p",)
+
+    def exchange(self, layer: int) -> str:
+        """How context ranks exchange in a layer."""
+        if self.cp == 1 or not self.cp_comm:
+            return "p2p"
+        return self.cp_comm if isinstance(self.cp_comm, str) else self.cp_comm[layer]
+
+    @property
     def sharding(self) -> str:
         """What data parallel ranks share, by Megatron-FSDP's names. PyTorch's FSDP shares everything."""
         if self.fsdp == "none":

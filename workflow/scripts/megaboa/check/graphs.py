@@ -150,7 +150,8 @@ def full_graph_has_whole_blocks_of_attention(f: Facts) -> Broken | None:
     of 128 (with context parallelism: half a rank's part): an illegal memory access, or wrong gradients. Transformer
     Engine checks for it, but can't see that Megatron records a full iteration.
     """
-    cut = 1 if f.layout.cp == 1 or f.layout.cp_comm == "a2a" else 2 * f.layout.cp  # all-to-all exchanges heads instead
+    heads = set(f.layout.exchanges) == {"a2a"}  # all-to-all exchanges heads instead
+    cut = 1 if f.layout.cp == 1 or heads else 2 * f.layout.cp
     length, unit = f.training.seq_length, ATTENTION_BLOCK * cut
     if not f.kernels.is_graphed_whole or not _may_be_cudnn(f) or length is None or length % unit == 0:
         return None

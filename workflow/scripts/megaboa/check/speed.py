@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from megaboa.check import adapters, calibration, parameters, work
 from megaboa.check.facts import Facts
@@ -103,12 +104,21 @@ def is_uncertain(f: Facts, step: Step) -> bool:
     return f.model.is_sparse or step.host >= HOST_SHARE * step.seconds
 
 
+class Layer(NamedTuple):
+    """What decides how long a layer takes: whether it has experts, whether it is recomputed as a whole, and how context
+    ranks exchange."""
+
+    sparse: bool
+    again: bool
+    exchange: str
+
+
 class _Model:
     """The model of one run on one kind of GPU."""
 
     def __init__(self, f: Facts, known: Calibration) -> None:
         self.f, self.known = f, known
-        self.layers: dict[tuple[bool, bool], tuple[Step, Step]] = {}
+        self.layers: dict[Layer, tuple[Step, Step]] = {}
         self.low = calibration.low_type(f.training.precision)
         layout = f.layout
         inner = layout.tp * layout.cp
@@ -151,8 +161,8 @@ class _Model:
     def stage(self, stage: Stage) -> tuple[Step, Step]:
         """One micro-batch through all layers of a rank, forward and backward."""
         forward = backward = NOTHING
-        for (sparse, again), number in self.layers_of(stage).items():
-            there, back = self.layer(sparse, again)
+        for layer, number in self.layers_of(stage).items():
+            there, back = self.layer(layer)
             forward, backward = forward + there * number, backward + back * number
         # The host's work outside of layers is attributed to the loss, whose kernels can hide it.
         outside = (
@@ -178,33 +188,35 @@ class _Model:
         """Key for stages that take the same time."""
         return frozenset(self.layers_of(stage).items()), stage.embedding, stage.loss
 
-    def layers_of(self, stage: Stage) -> Counter[tuple[bool, bool]]:
-        """Numbers of layers, by whether they have experts, and whether they are recomputed as a whole."""
-        f = self.f
+    def layers_of(self, stage: Stage) -> Counter[Layer]:
+        """Numbers of layers that take the same time."""
+        f, exchange = self.f, self.f.layout.exchange
         full, block = f.kernels.recompute == "full", f.kernels.recompute_method == "block"
         again = (f.kernels.recompute_layers or 1) if block else len(stage.layers)  # the first of each virtual stage
         found = Counter(
-            (self.sparse(layer), full and place < again) for chunk in stage.chunks for place, layer in enumerate(chunk)
+            Layer(self.sparse(layer), full and place < again, exchange(layer))
+            for chunk in stage.chunks
+            for place, layer in enumerate(chunk)
         )
-        if stage.mtp:
-            found[self.sparse((stage.layers or (0,))[-1]), full and not block] += stage.mtp
+        for number in range(stage.mtp):  # they have numbers of their own (multi_token_prediction.py)
+            found[Layer(self.sparse((stage.layers or (0,))[-1]), full and not block, exchange(number))] += 1
         return found
 
     def sparse(self, layer: int) -> bool:
         return self.f.model.is_sparse and is_sparse(self.f.model, layer)
 
-    def layer(self, sparse: bool, again: bool) -> tuple[Step, Step]:
-        if (sparse, again) not in self.layers:
-            self.layers[sparse, again] = self._layer(sparse, again)
-        return self.layers[sparse, again]
+    def layer(self, one: Layer) -> tuple[Step, Step]:
+        if one not in self.layers:
+            self.layers[one] = self._layer(one)
+        return self.layers[one]
 
-    def _layer(self, sparse: bool, again: bool) -> tuple[Step, Step]:
+    def _layer(self, one: Layer) -> tuple[Step, Step]:
         f, kernels = self.f, self.f.kernels
-        half = work.experts(f) if sparse else work.feed_forward(f)
-        host = self.host(sparse)  # the host runs ahead, so its time isn't tied to the half that it works for
-        first, second = self.part(work.attention(f), host / 2), self.part(half, host / 2)
+        half = work.experts(f) if one.sparse else work.feed_forward(f)
+        host = self.host(one.sparse)  # the host runs ahead, so its time isn't tied to the half that it works for
+        first, second = self.part(work.attention(f, one.exchange), host / 2), self.part(half, host / 2)
         forward, backward = first[0] + second[0], first[1] + second[1]
-        if again:
+        if one.again:
             backward = backward + forward
         elif kernels.recompute == "selective":
             parts = {"core_attn": Step(attention=forward.attention), "moe": second[0], "mlp": second[0]}
@@ -384,13 +396,12 @@ class _Model:
             return seconds + own / CAST_BY_ROW
         return seconds + held.total * CAST / self.known.memory.rate
 
-
     def iterations(self, stage: Stage) -> float:
         """Seconds of Muon's iterations for all weights of a stage's layers, each tensor rank's by itself (Bridge's
         default, muon_tp_mode: blockwise). Queries, keys and values count as one matrix."""
         seconds = 0.0
-        for (sparse, _), number in self.layers_of(stage).items():
-            half = work.experts(self.f) if sparse else work.feed_forward(self.f)
+        for layer, number in self.layers_of(stage).items():
+            half = work.experts(self.f) if layer.sparse else work.feed_forward(self.f)
             for one in (*work.attention(self.f).products, *half.products):
                 seconds += number * one.groups * sum(map(self.product, one.iteration))
         return work.ITERATIONS * seconds

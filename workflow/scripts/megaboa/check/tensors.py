@@ -149,11 +149,16 @@ def rotary_positions_turn_pairs(f: Facts) -> Broken | None:
 def context_ranks_exchange_in_a_known_way(f: Facts) -> Broken | None:
     """Context ranks exchange by p2p, all_gather, a2a or a2a+p2p, and a2a divides the attention heads that tensor
     parallelism leaves, and the key-value heads, over them; Transformer Engine's context_parallel.py asserts both in the
-    first step, on the GPU only."""
+    first step, on the GPU only. A list has one for each layer, as transformer_config.py asserts."""
     layout, key = f.layout, "model.cp_comm_type"
-    if layout.cp == 1 or layout.cp_comm is None or f.cluster.device != "cuda":
+    if layout.cp == 1 or layout.cp_comm is None:
         return None
-    asked = {layout.cp_comm} if isinstance(layout.cp_comm, str) else set(layout.cp_comm)
+    count, layers = len(layout.exchanges), f.model.layers
+    if isinstance(layout.cp_comm, tuple) and layers not in (None, count):
+        return Broken(key, f"a list of {count} for {layers} layers: name one for each layer, or a single one, no list")
+    if f.cluster.device != "cuda":
+        return None
+    asked = set(layout.exchanges)
     if unknown := sorted(asked - set(EXCHANGES)):
         return Broken(key, f"there is no {', '.join(unknown)}", EXCHANGES)
     heads = f.model.heads

@@ -93,8 +93,10 @@ class Part:
     backward_messages: tuple[Message, ...] = ()
 
 
-def attention(f: Facts) -> Part:
-    """Norm, queries, keys and values, attention, its projection, residual."""
+def attention(f: Facts, exchange: str | None = None) -> Part:
+    """Norm, queries, keys and values, attention, its projection, residual. `exchange`: how context ranks do in this
+    layer; default: in the first."""
+    exchange = exchange or f.layout.exchange(0)
     model, tp, tokens = f.model, f.layout.tp, _tokens(f)
     hidden, heads = model.hidden or 0, model.heads or 0
     products = _latent(f) if model.latent else _grouped_queries(f)
@@ -108,8 +110,8 @@ def attention(f: Facts) -> Part:
     forward, backward = _row_passes(f, hidden)
     summed = WIDTH * tokens * hidden if model.bias else 0.0
     messages, back = _tensor_messages(f), _tensor_messages(f, backward=True)
-    context, context_back = _context_messages(f, channels)
-    merged, merged_back = _merged_rounds(f, channels)
+    context, context_back = _context_messages(f, channels, exchange)
+    merged, merged_back = _merged_rounds(f, channels, exchange)
     return Part(
         products,
         scores,
@@ -352,27 +354,29 @@ def _tensor_messages(f: Facts, backward: bool = False) -> tuple[Message, ...]:
     return gather, Message("tp", "all_gather", whole, "products"), Message("tp", "reduce_scatter", whole, "products")
 
 
-def _context_messages(f: Facts, channels: tuple[float, float]) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
+def _context_messages(
+    f: Facts, channels: tuple[float, float], exchange: str
+) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
     """Messages of context parallelism: keys and values circulate during attention, or heads and tokens are exchanged
     around it."""
     cp = f.layout.cp
     if cp == 1:
         return (), ()
     queries, keys, outputs = _of_attention(f, channels)
-    if f.layout.cp_comm == "a2a":
+    if exchange == "a2a":
         there = Message("cp", "all_to_all", keys + queries + outputs)
         return (there,), (there,)
-    if f.layout.cp_comm == "all_gather":
+    if exchange == "all_gather":
         return (Message("cp", "all_gather", keys * cp),), (Message("cp", "reduce_scatter", 2 * keys * cp),)
     rounds = [Message("cp", "send", keys, "attention")] * (cp - 1)
     return tuple(rounds), (*rounds, *rounds)
 
 
-def _merged_rounds(f: Facts, channels: tuple[float, float]) -> tuple[float, float]:
+def _merged_rounds(f: Facts, channels: tuple[float, float], exchange: str) -> tuple[float, float]:
     """Bytes for joining keys with values and for adding up what rounds of attention give, forward and backward: all of
     the first one, and of each other all or half (Transformer Engine, context_parallel.py)."""
     others = f.layout.cp - 1
-    if not others or f.layout.cp_comm in ("a2a", "all_gather"):
+    if not others or exchange in ("a2a", "all_gather"):
         return 0.0, 0.0
     queries, keys, outputs = _of_attention(f, channels)
     added = 3 * 0.75 * others
