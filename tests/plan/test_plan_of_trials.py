@@ -300,6 +300,17 @@ def test_all_settings_are_one_job_and_count_as_one(tuning_of):
     assert "at most 3.2 GPU-hours in 6m" in beginning.asked_for(tuning_of(f"{short}{tune}")[0], on_cluster=True)[0]
 
 
+def test_weights_are_sharded_with_tensor_ranks_too(tuning_of):
+    def sharded(text):
+        plan, _ = tuning_of(f"{H100}{LARGE}tune: {{settings: 500}}\n{text}")
+        return {run.name for run in plan.runs if run.values.get("parallel.fsdp")}
+
+    found = sharded("")
+    assert {"fsdp-mbs1", "tp2-sp-fsdp-mbs1", "tp4-sp-fsdp-mbs2"} <= found
+    assert not [name for name in found if name.startswith(("tp8", "pp", "cp")) or "-pp" in name or "-cp" in name]
+    assert not sharded("optimizer: {name: muon}\nparallel: {distributed_optimizer: false, tp: 2, sp: true}\n")
+
+
 def test_a_single_gpu_has_nothing_to_shard(tuning_of):
     one_gpu = "device: cuda\nresources: {gpus_per_node: 1, gpu: h200-141g}\ntune: {settings: 400}\n"
     plan, _ = tuning_of(f"{one_gpu}{LARGE.replace('num_hidden_layers: 32', 'num_hidden_layers: 8')}")

@@ -119,4 +119,6 @@ OTHER_WARNINGS = {  # rules that refuse some and warn of others
 
 OTHER_ERRORS = [
     ("fsdp_checkpoints_are_dtensors", {"checkpoint_format": "fsdp_dtensor"}),
+    ("muon_reads_whole_gradients", {"optimizer": "muon", "distributed_optimizer": False, "fsdp": "megatron"}),
+    ("muon_reads_whole_gradients", {"optimizer": "dist_muon", "distributed_optimizer": False, "fsdp": "torch"}),
 ]

@@ -54,7 +54,8 @@ def _legal(f: Facts) -> Iterator[Facts]:
 
 
 def _further(f: Facts) -> Iterator[Tree]:
-    if f.cluster.device == "cuda" and f.layout.model_ranks == f.layout.ep == 1 and f.layout.world_size != 1:
+    layout = f.layout
+    if f.cluster.device == "cuda" and layout.pp == layout.cp == layout.ep == 1 and layout.dp != 1:
         yield {"fsdp": "megatron"}
-    if f.layout.ep > 1 and f.layout.tp > 1:
-        yield {"etp": f.layout.tp}
+    if layout.ep > 1 and layout.tp > 1:
+        yield {"etp": layout.tp}

@@ -96,8 +96,10 @@ def sgd_has_nothing_to_shard(f: Facts) -> Broken | None:
 
 def muon_reads_whole_gradients(f: Facts) -> Broken | None:
     """Muon needs every gradient whole: megatron/training/arguments.py turns the distributed optimizer off, Bridge 0.6.2
-    does not, and then a rank has reduced only its own shard of the gradients."""
+    does not, and then a rank has reduced only its own shard of the gradients. It refuses FSDP, which Bridge accepts."""
     training, layout = f.training, f.layout
+    if training.is_emerging and layout.fsdp != "none":
+        return Broken("parallel.fsdp", f"{layout.fsdp}: {training.optimizer} reads whole gradients", ("none",))
     if not training.is_emerging or training.has_shards or not layout.distributed_optimizer:
         return None
     text = f"{training.optimizer} reads whole gradients: set parallel.distributed_optimizer: false, or take adam"
