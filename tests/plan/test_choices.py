@@ -37,8 +37,9 @@ def names(plan: Plan) -> list[str]:
     ],
 )
 def test_names(plan_of: PlanOf, sweep: str, expected: str) -> None:
-    resources = "resources: {gpus_per_node: 4}\n" if "parallel.tp" in sweep else ""
-    assert names(plan_of(f"{resources}sweep: {sweep}")) == expected.split()
+    needed = "resources: {gpus_per_node: 4}\n" if "parallel.tp" in sweep else ""
+    needed += "schedule: {wsd_decay_iters: 2}\n" if "WSD" in sweep else ""
+    assert names(plan_of(f"{needed}sweep: {sweep}")) == expected.split()
 
 
 def test_no_sweep_is_one_run(plan_of: PlanOf) -> None:

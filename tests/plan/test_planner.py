@@ -103,3 +103,23 @@ def test_facts_with_a_list_have_costs(plan_of: PlanOf, tmp_path: Path) -> None:
     (run,) = plan.runs
     growing = replace(run, facts=with_overrides(run.facts, {"train.rampup_batch_size": [2, 2, 8]}))
     assert with_costs([growing], (), plan.experiment.budget, tmp_path)[0].costs == run.costs
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("schedule: {wsd_decay_iters: 5}", ["schedule.wsd_decay_iters: 5 does nothing with schedule.decay: cosine, "]),
+        ("schedule: {decay: WSD, wsd_decay_iters: 5}", []),
+        ("schedule: {wsd_decay_iters: 5}\nsweep: {grid: {schedule.decay: [WSD, linear]}}", []),
+        ("schedule: {wsd_decay_iters: 5}\nsweep: {runs: {a: {}, b: {schedule.decay: WSD}}}", []),
+        (
+            "schedule: {decay: constant}\noptimizer: {min_lr: lr / 10}",
+            ["optimizer.min_lr: 3e-05 does nothing with schedule.decay: constant, "],
+        ),
+        ("optimizer: {min_lr: lr / 10}\nsweep: {grid: {schedule.decay: [constant, linear]}}", []),
+        ("optimizer: {min_lr: lr / 10}", []),
+    ],
+)
+def test_keys_that_no_decay_reads_are_said(plan_of, text, said):
+    warnings = [one for one in plan_of(text).warnings if "does nothing with" in one]
+    assert len(warnings) == len(said) and all(map(str.startswith, warnings, said)), warnings

@@ -14,6 +14,23 @@ CASES = {
         {"iters": 100, "warmup_iters": 99},
         {"iters": 100, "warmup_iters": 100, "decay_iters": 200},
     ),
+    "wsd_decays_after_warmup": Case(
+        {"decay": "WSD", "iters": 20, "warmup_iters": 3, "wsd_decay_iters": 18},
+        "schedule.wsd_decay_iters",
+        "18, and the decay has 17 steps, from the end of warm-up to step 20: the rate would drop there",
+        (17,),
+        {"decay": "WSD", "iters": 20, "warmup_iters": 3, "wsd_decay_iters": 17},
+        {"decay": "cosine", "iters": 20, "warmup_iters": 3, "wsd_decay_iters": 18},
+    ),
+    "inverse_square_root_follows_warmup": Case(
+        {"decay": "inverse-square-root", "warmup_iters": 0, "gbs": 256},
+        "schedule.warmup_iters",
+        "0 with schedule.decay: inverse-square-root: step 2 has the rate lr / sqrt(256)",
+        (1,),
+        {"decay": "inverse-square-root", "warmup_iters": 1, "gbs": 256},
+        {"decay": "cosine", "warmup_iters": 0, "gbs": 256},
+        "warning",
+    ),
     "weight_decay_keeps_to_its_style": Case(
         {"first_weight_decay": 0.01, "last_weight_decay": 0.2},
         "scheduler.weight_decay_incr_style",

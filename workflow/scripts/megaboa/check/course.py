@@ -18,6 +18,33 @@ def warmup_ends_before_the_decay(f: Facts) -> Broken | None:
     return Broken("schedule.warmup_iters", text, (end - 1,))
 
 
+def wsd_decays_after_warmup(f: Facts) -> Broken | None:
+    """WSD's decay has a length, and begins when warm-up is over: Bridge lets it last as long as the run where none is
+    set, and the rate falls at once to where a decay of that length would be."""
+    training, key = f.training, "schedule.wsd_decay_iters"
+    length, end = training.wsd_decay_iters, training.decay_iters or training.iters
+    if training.decay != "WSD" or end is None or training.warmup_iters >= end:
+        return None
+    room = end - training.warmup_iters
+    if length is None:
+        text = f"null with schedule.decay: WSD, so the decay would last as long as the run ({end} steps)"
+        return Broken(key, text, (min(room, max(1, end // 10)),))
+    if length <= room:
+        return None
+    text = f"{length}, and the decay has {room} steps, from the end of warm-up to step {end}: the rate would drop there"
+    return Broken(key, text, (room,))
+
+
+def inverse_square_root_follows_warmup(f: Facts) -> Broken | None:
+    """The inverse square root is of the samples since the first, in units of warm-up: without one the rate falls by the
+    root of the batch size after the first step."""
+    training = f.training
+    if training.decay != "inverse-square-root" or training.warmup_iters or (training.gbs or 0) < 4:
+        return None
+    text = f"0 with schedule.decay: inverse-square-root: step 2 has the rate lr / sqrt({training.gbs})"
+    return warning("schedule.warmup_iters", text, (1,))
+
+
 def weight_decay_keeps_to_its_style(f: Facts) -> Broken | None:
     """Weight decay that changes rises, by `linear` or `cosine`: optimizer_param_scheduler.py asserts it in the first
     step. With one value such a style does nothing, as where `optimizer.weight_decay` replaces both ends."""
@@ -195,6 +222,8 @@ def profiler_is_on_a_rank(f: Facts) -> Broken | None:
 
 RULES = (
     warmup_ends_before_the_decay,
+    wsd_decays_after_warmup,
+    inverse_square_root_follows_warmup,
     weight_decay_keeps_to_its_style,
     checkpoints_come_before_the_end,
     copies_on_nodes_can_be_resumed,

@@ -81,8 +81,10 @@ class Training:
     eval_gbs: int | None = None
     eval_mbs: int | None = None
     seq_length: int | None = None
+    decay: str | None = None
     warmup_iters: int = 0
     decay_iters: int | None = None
+    wsd_decay_iters: int | None = None
     save_interval: int | None = None
     keep_last: int | None = None
     copied_every: int | None = None  # interval of copies to the nodes (checkpoint.local); None: never
@@ -279,8 +281,10 @@ KEYS: dict[str, str] = {
     "training.mbs": "training.micro_batch_size",
     "training.seq_length": "training.seq_length",
     "training.precision": "training.precision",
+    "training.decay": "schedule.decay",
     "training.warmup_iters": "schedule.warmup_iters",
     "training.decay_iters": "schedule.decay_iters",
+    "training.wsd_decay_iters": "schedule.wsd_decay_iters",
     "training.optimizer": "optimizer.name",
     "training.save_interval": "checkpoint.save_interval",
     "training.keep_last": "checkpoint.keep_last",

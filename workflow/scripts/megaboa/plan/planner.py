@@ -97,6 +97,7 @@ class _Planner:
         agreements = asked.agreements(names)
         for message, names in other_weights(runs, agreements).items():
             self.each.warnings.setdefault(message, []).extend(names)
+        self.each.warnings |= unread_keys(runs)
         apart = sets_told_apart(runs)
         for name, shown in apart.items():
             message = (
@@ -322,6 +323,29 @@ def unkept(run: Run, wanted: Literal["all"] | Along | None) -> str | None:
         f"{some_of([str(step) for step in kept], SHOWN)}: change checkpoint.save_interval, and with keep_last also "
         "keep_every"
     )
+
+
+# Keys that only some decays read.
+READERS = {
+    "schedule.wsd_decay_iters": ("WSD",),
+    "optimizer.min_lr": ("linear", "cosine", "inverse-square-root", "WSD"),
+}
+
+
+def unread_keys(runs: Collection[Run]) -> dict[str, list[str]]:
+    """Warnings of keys that are set, and that no run's decay reads: each with its runs. What only a recipe knows may be
+    read."""
+    warnings: dict[str, list[str]] = {}
+    for key, readers in READERS.items():
+        section, _, name = key.partition(".")
+        setting = [run for run in runs if getattr(getattr(run.config, section), name)]
+        if {None, *readers} & {run.run.schedule.get("decay") for run in setting}:
+            continue
+        for run in setting:
+            value, decay = getattr(getattr(run.config, section), name), run.config.schedule.decay
+            message = f"{key}: {value} does nothing with schedule.decay: {decay}, but with {', '.join(readers)}"
+            warnings.setdefault(message, []).append(run.name)
+    return warnings
 
 
 def other_weights(runs: Collection[Run], agreements: Collection[AgreementSpec]) -> dict[str, list[str]]:

@@ -82,7 +82,9 @@ def _set_next_to_recipe(config: Experiment, section: str) -> Tree:
     setting that only the recipe knows."""
     known = {fact for fact, key in KEYS.items() if _is_set(config, *key.split("."))}
     if "training.decay_iters" not in known:  # the recipe's decay may end later than the run
-        known.discard("training.warmup_iters")
+        known -= {"training.warmup_iters", "training.wsd_decay_iters"}
+    if "training.wsd_decay_iters" not in known:  # the recipe may have one
+        known.discard("training.decay")
     return {name: value for name, value in _given(config, section).items() if f"{section}.{name}" in known}
 
 

@@ -65,11 +65,19 @@ class Optimizer(Section):
 
 class Schedule(Section):
     decay: Literal["constant", "linear", "cosine", "inverse-square-root", "WSD"] = key(
-        "cosine", "shape of the learning rate decay", short="decay"
+        "cosine",
+        "shape of the learning rate decay; `WSD`: constant from the end of warm-up to the last `wsd_decay_iters` steps",
+        short="decay",
     )
     warmup_iters: Whole = key(0, "steps of linear warm-up (or an expression)", short="warmup")
     decay_iters: Count | None = key(None, "step at which the decay ends; default: the last", short="decayiters")
-    wsd_decay_iters: Count | None = key(None, "length of WSD's final decay", short="wsd")
+    wsd_decay_iters: Count | None = key(
+        None,
+        "steps of WSD's final decay (or an expression), which WSD needs. After a share t of them the rate is lr - (lr "
+        "- min_lr) * sqrt(t); `overrides: {scheduler.lr_wsd_decay_style: linear}` (`cosine`, `exponential`) has "
+        "another shape",
+        short="wsd",
+    )
 
 
 _SIZES: dict[str, Any] = {
