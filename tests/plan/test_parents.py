@@ -315,3 +315,43 @@ def test_keep_every_needs_keep_last(plan_of: PlanOf) -> None:
 def test_what_is_loaded_counts_for_a_child_only(plan_of: PlanOf) -> None:
     plain, other = plan_of().runs[0], plan_of("load: {optimizer: false, rng: false}").runs[0]
     assert plain.run == other.run
+
+
+TRUNK = """
+training: {{train_iters: 100}}
+schedule: {{decay: WSD, warmup_iters: 3}}
+checkpoint: {{save_interval: 10}}
+sweep: {{runs: {{trunk: {{schedule.decay: constant}}, b: {b}}}}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("schedule.wsd_decay_iters: 10", None),
+        ("schedule.wsd_decay_iters: 5", None),
+        ("schedule.wsd_decay_iters: 40", "to 4.02e-05 in the next (schedule.wsd_decay_iters: 40, which begins after"),
+        ("schedule.decay: linear", "to 3.45e-05 in the next (schedule.decay: linear, which counts from the first"),
+        ("schedule.decay: cosine", "step 80 of small/trunk to 9.67e-06 in the next (schedule.decay: cosine"),
+        ("schedule.decay: inverse-square-root", "schedule.decay: inverse-square-root"),
+        ("schedule.decay: constant, optimizer.lr: 1e-5", None),
+        ("schedule.decay: linear, schedule.decay_iters: 1000", None),
+        ("schedule.decay: linear, load.optimizer: false", None),
+        ("schedule.decay: linear, schedule.warmup_iters: 85", None),
+    ],
+)
+def test_a_rate_that_falls_with_the_first_step_is_said(plan_of: PlanOf, given: str, said: str | None) -> None:
+    b = f"{{continue_from: small/trunk@80, training.train_iters: 90, {given}}}"
+    warnings = [one for one in plan_of(TRUNK.format(b=b), device="cpu").warnings if "falls at once" in one]
+    assert len(warnings) == (said is not None), warnings
+    for text in warnings:
+        assert said in text and "the learning rate falls at once, from 0.0003 in step 80 of small/trunk" in text
+        assert text.endswith("; `decay: WSD` with `wsd_decay_iters: 10` begins to fall there")
+
+
+@pytest.mark.parametrize("decay", ["linear", "cosine", "inverse-square-root", "WSD"])
+def test_a_schedule_that_goes_on_does_not_fall_at_once(plan_of: PlanOf, decay: str) -> None:
+    b = "{continue_from: small/trunk@98, training.seed: 2}"
+    text = f"schedule: {{decay: {decay}, wsd_decay_iters: 4}}\nsweep: {{runs: {{trunk: {{}}, b: {b}}}}}"
+    plan = plan_of(text, **SAVES | {"checkpoint.save_interval": 1})
+    assert not [one for one in plan.warnings if "falls at once" in one]

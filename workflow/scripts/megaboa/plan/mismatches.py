@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from megaboa.blends import documents_of_set, in_shares, named, shares_of_splits, split_blends, validation_sets
+from megaboa.check.learning_rate import Schedule
 from megaboa.config.problems import show
 from megaboa.layout import NAMES, Layout
 from megaboa.plan.parent_runs import ParentRun
@@ -156,6 +157,49 @@ def rises_again(parent: ParentRun, run: Run, step: int) -> str | None:
     return (
         f"continue_from: the learning rate had decayed to its end by step {end}, and rises again, as "
         f"the schedule now ends at step {last} (training.train_iters): schedule.decay_iters sets another end"
+    )
+
+
+SCHEDULING = ("scheduler.lr_", "scheduler.max_steps", "optimizer.lr", "optimizer.min_lr")  # overrides
+FALL = 0.8  # a schedule that goes on falls by less from one step to the next, except in its last steps
+
+
+def falls_at_once(parent: ParentRun, run: Run, step: int) -> str | None:
+    """A warning if this run's schedule is much further at its first step than the parent's was at its last: neither
+    in warm-up, nor because the peak is lower."""
+    own, theirs = schedule_of(run.run), schedule_of(parent.run)
+    if own is None or theirs is None or run.run.is_tuned or not run.config.load.optimizer or step <= own.warmup:
+        return None
+    last, first = theirs.rate_after(step - 1), own.rate_after(step)
+    # Where the parent's schedule would fall as far by itself, nothing has changed.
+    if first >= FALL * min(last, theirs.rate_after(step), own.peak):
+        return None
+    if own.decay == "WSD":
+        key, why = "schedule.wsd_decay_iters", f"{own.final}, which begins after step {own.end - (own.final or 0)}"
+    else:
+        key, why = "schedule.decay", f"{own.decay}, which counts from the first step of all parents"
+    left = own.end - step
+    remedy = f"; `decay: WSD` with `wsd_decay_iters: {left}` begins to fall there" if left > 0 else ""
+    return (
+        f"continue_from: the learning rate falls at once, from {last:.3g} in step {step} of {parent.name} to "
+        f"{first:.3g} in the next ({key}: {why}){remedy}"
+    )
+
+
+def schedule_of(run: RunSpec) -> Schedule | None:
+    """A run's schedule; None if overrides or a recipe decide it."""
+    asked, rates = run.schedule, run.optimizer
+    end = asked.get("decay_iters") or run.training.get("train_iters")
+    if run.is_recipe or end is None or any(field.startswith(SCHEDULING) for field in run.overrides):
+        return None
+    return Schedule(
+        asked["decay"],
+        peak=rates["lr"],
+        least=rates["min_lr"],
+        warmup=asked["warmup_iters"],
+        end=end,
+        batch=run.training["global_batch_size"],
+        final=asked.get("wsd_decay_iters"),
     )
 
 

@@ -17,7 +17,7 @@ from megaboa.errors import InputError
 from megaboa.paths import ExperimentFolder, RunFolder
 from megaboa.plan import documents, in_place
 from megaboa.plan.held_out import Ancestor, Lineage, Texts, held_out, is_made_of, texts_of
-from megaboa.plan.mismatches import layout_of, mismatches, reads_otherwise, rises_again
+from megaboa.plan.mismatches import falls_at_once, layout_of, mismatches, reads_otherwise, rises_again
 from megaboa.plan.parent_runs import (
     NoParentError,
     ParentRun,
@@ -114,7 +114,8 @@ class Parents:
         if not self._is_done(joined):
             is_in_place = parent.name == f"{self.experiment}/{run.name}"
             read_otherwise = reads_otherwise(parent, joined) if is_in_place else ()
-            self._warn(run, filter(None, (rises_again(parent, run, step), *found.warnings, *read_otherwise)))
+            rates = [other(parent, run, step) for other in (rises_again, falls_at_once)]
+            self._warn(run, filter(None, (*rates, *found.warnings, *read_otherwise)))
         return joined
 
     def _recorded(self, run: Run, parent: str) -> list[dict[str, str]]:
