@@ -46,3 +46,37 @@ def test_other_names_and_older_keys_are_accepted():
 def test_of_a_family_that_is_not_known_nothing_is_said():
     assert list(config_keys.unknown({"model_type": "new", "anything": 1})) == []
     assert list(config_keys.unknown({"anything": 1})) == []
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_real_configs_have_the_types_of_the_classes(name):
+    assert list(config_keys.mistyped(CONFIGS[name])) == []
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        (
+            "intermediate_size",
+            "2 * hidden_size",
+            "'2 * hidden_size' must be a whole number: a model's config takes no expressions",
+        ),
+        ("hidden_size", "512", "'512' must be a whole number, without quotes"),
+        ("hidden_size", [512], "[512] must be a whole number"),
+        ("hidden_size", True, "true must be a whole number"),
+        ("hidden_size", 512.0, "512.0 must be a whole number"),
+        ("hidden_size", None, "null must be a whole number"),
+        ("rms_norm_eps", "1e-6", "'1e-6' must be a number, without quotes"),
+        ("tie_word_embeddings", "yes", "'yes' must be true or false"),
+        ("attention_bias", 1, "1 must be true or false"),
+    ],
+)
+def test_a_value_of_another_type_is_named(key, value, said):
+    assert list(config_keys.mistyped({"model_type": "qwen3", key: value})) == [((key,), said)]
+    inside = {"model_type": "gemma3", "text_config": {key: value}}
+    assert list(config_keys.mistyped(inside)) == [(("text_config", key), said)]
+
+
+def test_null_leaves_a_key_to_a_class_that_takes_it():
+    allowed = {"head_dim": None, "num_key_value_heads": None, "sliding_window": None, "rms_norm_eps": 1}
+    assert list(config_keys.mistyped({"model_type": "qwen3", **allowed})) == []

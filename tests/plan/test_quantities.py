@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -92,3 +93,10 @@ def test_an_unknown_family_is_no_problem_where_nobody_asks(plan_of: PlanOf) -> N
     assert plan_of(text).runs[0].row["params"] is None
     with pytest.raises(ConfigError, match=r"'exaone4' model can't be counted.*models\.odd\.params"):
         plan_of(text + "schedule: {warmup_iters: params}\n")
+
+
+def test_sizes_that_are_missing_are_said_without_pythons_words(plan_of: PlanOf, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "vocab_size": 512, "hidden_size": null}')
+    text = f"models: {{odd: {{tokenizer: bpe, hf: {tmp_path}}}}}\nmodel: odd\nschedule: {{warmup_iters: params}}\n"
+    with pytest.raises(ConfigError, match=r"a size in the model's config is missing, 0, or no .* models\.odd\.params"):
+        plan_of(text)

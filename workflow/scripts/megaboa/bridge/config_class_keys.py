@@ -1,5 +1,5 @@
 """The keys that a Hugging Face config of each family can have: those of the installed transformers' config classes, and
-those that the installed Megatron-Bridge reads without a declaration."""
+those that the installed Megatron-Bridge reads without a declaration; and the types that these classes declare."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import ast
 import dataclasses
 import inspect
 import re
+import typing
 from collections.abc import Iterable
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -16,6 +17,7 @@ from typing import Any
 from megaboa.records import Tree
 
 READERS = {"getattr", "hasattr"}
+NUMBERS = ({float}, {float, int})
 NO_KEYS = {"config", "to_json_string"}  # attributes of the config class, or of the object that holds the config
 # Keys that real configs have, and that transformers accepts or ignores without declaring them.
 TAKEN = (
@@ -32,6 +34,7 @@ def found(families: Iterable[str]) -> Tree:
 
     common = {*keys_of(PretrainedConfig), *TAKEN}
     classes = {name: CONFIG_MAPPING[name] for name in families}
+    types = types_of(classes.values())
     return {
         "transformers": version("transformers"),
         "bridge": version("megatron-bridge"),
@@ -45,6 +48,24 @@ def found(families: Iterable[str]) -> Tree:
             for name, one in classes.items()
             if one.sub_configs
         },
+        "types": {name: kind for name, (kind, _) in types.items()},
+        "needed": sorted(name for name, (_, takes_null) in types.items() if not takes_null),
+    }
+
+
+def types_of(classes: Iterable[Any]) -> dict[str, tuple[str, bool]]:
+    """The keys that every class declares as a number, or as true or false, with the widest type and whether a class
+    takes null."""
+    declared: dict[str, set[Any]] = {}
+    for one in classes:
+        for field in dataclasses.fields(one):
+            declared.setdefault(field.name, set()).update(typing.get_args(field.type) or (field.type,))
+    kinds = {name: (hints - {type(None)}, type(None) in hints) for name, hints in declared.items()}
+    wide = {frozenset({bool}): "bool", frozenset({int}): "int"} | dict.fromkeys(map(frozenset, NUMBERS), "float")
+    return {
+        name: (wide[frozenset(hints)], takes_null)
+        for name, (hints, takes_null) in kinds.items()
+        if frozenset(hints) in wide
     }
 
 

@@ -47,8 +47,10 @@ def translate(error: ValidationError, raw: Tree, places: Places) -> list[Problem
 
 def value_problems(path: Path, value: Any, raw: Tree) -> list[str]:
     """Messages about a value at a path, checked by itself."""
-    if path[0] == "overrides" or (path[0] == "models" and len(path) > 3):
+    if path[0] == "overrides":
         return []
+    if path[0] == "models" and len(path) > 3:
+        return config_keys.wrong_value(path, value, raw)
     if path == ("model",):
         return _unknown_reference(value, raw.get("models"), "model")
     if path == ("profile", "tool") and (wrong := _code_problem(value)):
@@ -255,7 +257,7 @@ def references(raw: Tree, places: Places, factors: Any, contents: bool) -> list[
             if contents and not found and field != "recipe":
                 found = _unreadable(_settings(model.get(field)))
             complain(("models", name, field), found)
-        for path, message in config_keys.unknown(model.get("config")):
+        for path, message in (*config_keys.unknown(model.get("config")), *config_keys.mistyped(model.get("config"))):
             complain(("models", name, "config", *path), [message])
         if model.get("config") is not None and model.get("tokenizer") is None:
             swept = any(("models", name, "tokenizer") in factor.paths for factor in factors)
@@ -326,6 +328,9 @@ def _model_problem(field: str, value: Any, trained: list[str]) -> list[str]:
             return _recipe_problem(value)
         case "tokenizer":
             return _tokenizer_problem(value, trained)
+        case "config":
+            found = (*config_keys.unknown(value), *config_keys.mistyped(value))
+            return [f"{dotted(path)}: {message}" for path, message in found]
         case _:
             return []
 

@@ -372,9 +372,10 @@ def _count(model: Tree, config: Tree | None, tokenizers: dict[str, Tokenizer], n
         return count_parameters(config)
     except UnknownFamilyError as error:
         raise UnknownQuantityError(str(error).replace("models.<name>", f"models.{name}")) from None
-    except (TypeError, ZeroDivisionError, KeyError) as error:
+    except (TypeError, ZeroDivisionError, KeyError):
         raise UnknownQuantityError(
-            f"the parameters can't be counted ({error}): check the model's config, or {remedy}"
+            f"the parameters can't be counted: a size in the model's config is missing, 0, or no number: correct it, "
+            f"or {remedy}"
         ) from None
 
 
