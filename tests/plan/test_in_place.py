@@ -19,10 +19,10 @@ from megaboa.paths import RunFolder
 from megaboa.plan import Plan, in_place, restarts
 from megaboa.plan.mismatches import obstacles
 from megaboa.plan.shared import Shared
-from megaboa.records import AttemptEnd, Identity, Kept, TrainRecord, plain, read, write
+from megaboa.records import AttemptEnd, AttemptStart, Identity, Kept, TrainRecord, plain, read, write
 from megaboa.run import checkpoints, ledger, supervisor
 from megaboa.run.call import TrainingFailed
-from megaboa.run.identity import store_of, stored
+from megaboa.run.identity import identity_of, is_trained, store_of, stored
 from megaboa.store_paths import RunStore
 
 PlanOf = Callable[..., Plan]
@@ -187,6 +187,119 @@ def test_another_run_may_continue_from_an_earlier_version(
         trainer.plan(both.replace("@10", "@25"), **{"training.train_iters": 40})
 
 
+TRUNK = "{training.train_iters: 20}"
+EXTENDED = "{continue_from: itself, training.train_iters: %d}"
+EARLY, LATE = (
+    f"branch{step}: {{continue_from: small/base@{step}, training.train_iters: {step + 5}}}" for step in (10, 30)
+)
+BEYOND = "beyond: {continue_from: small/branch10@15, training.train_iters: 18}"
+NEW = "new: {continue_from: small/base@10, training.train_iters: 20}"
+
+
+class Family:
+    """A trunk, `base`, and branches of its checkpoints, planned and trained as calls do."""
+
+    def __init__(self, plan_of: PlanOf) -> None:
+        self.plan_of = plan_of
+
+    def call(self, base: str, *branches: str) -> Plan:
+        runs = f"sweep: {{runs: {{base: {base}, {', '.join(branches)}}}}}"
+        plan = self.plan_of(runs, **{"checkpoint.save_interval": 5})
+        in_place.keep(plan, Path("results"))
+        plan.write("results")
+        return plan
+
+    def train(self, plan: Plan, name: str, *iterations: int, outcome: str = "completed") -> Identity:
+        folder = RunFolder(plan[name].folder("results", "small").path)
+        for manifest in (folder.model_manifest, *folder.corpus_manifests.values()):
+            write_json(manifest, {"digest": "d"})
+        identity = identity_of(folder)
+        store = store_of(folder, identity)
+        if not store.identity.exists():
+            write_json(store.identity, plain(identity))
+            save(store, *iterations)
+            ledger.append(store.ledger, AttemptStart(attempt=1))
+            ledger.append(store.ledger, AttemptEnd(attempt=1, outcome=outcome, iteration=iterations[-1]))
+            store.attempt(1).path.mkdir(parents=True)
+        link(store.ledger, folder.attempts_link)
+        if outcome == "completed":
+            write(folder.train_manifest, made.trained(identity=identity.digest, store=str(store.path)))
+        return identity
+
+    def trained(self, plan: Plan) -> list[str]:
+        return [run.name for run in plan.runs if is_trained(run.folder("results", "small"))]
+
+    def outlook(self, plan: Plan) -> list[str]:
+        return restarts.outlooks(plan, "results", [run.name for run in plan.runs])
+
+
+@pytest.fixture
+def family(plan_of: PlanOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Family:
+    """The trunk and a branch of its step 10, and of that one another."""
+    monkeypatch.chdir(tmp_path)
+    found = Family(plan_of)
+    plan = found.call(TRUNK, EARLY, BEYOND)
+    for name, steps in (("base", (10, 20)), ("branch10", (15,)), ("beyond", (18,))):
+        found.train(plan, name, *steps)
+    assert found.trained(plan) == ["base", "branch10", "beyond"]
+    return found
+
+
+def test_branches_stay_while_their_trunk_is_extended(family: Family) -> None:
+    longer = family.call(EXTENDED % 40, EARLY, BEYOND, LATE)
+    assert family.trained(longer) == ["branch10", "beyond"]
+    base, early, beyond = family.outlook(longer)
+    assert base.startswith("base continues from its own step 20")
+    assert early == "branch10 has all its steps (15): nothing is trained again"
+    assert beyond == "beyond has all its steps (18): nothing is trained again"
+    second = family.train(longer, "base", 30, 40)
+    assert family.train(longer, "branch30", 35).parent == second.digest, "what it learned from is the extension, too"
+    again = family.call(EXTENDED % 60, EARLY, BEYOND, LATE)
+    assert again["branch30"].run.parent.identity == second.digest
+    assert family.trained(again) == ["branch10", "beyond", "branch30"]
+
+
+def test_branches_stay_where_an_extension_is_undone(family: Family) -> None:
+    longer = family.call(EXTENDED % 40, EARLY, BEYOND)
+    family.train(longer, "base", 30, 40)
+    fresh = family.train(family.call(EXTENDED % 40, EARLY, BEYOND, NEW), "new", 20)
+    undone = family.call(TRUNK, EARLY, BEYOND, NEW)
+    finished = {"base": 20, "branch10": 15, "beyond": 18, "new": 20}
+    assert family.outlook(undone) == [
+        f"{name} has all its steps ({step}): nothing is trained again" for name, step in finished.items()
+    ]
+    family.train(undone, "base", 20)
+    assert family.trained(undone) == list(finished)
+    assert fresh.run["parent"]["identity"] and fresh == identity_of(undone["new"].folder("results", "small"))
+
+
+def test_unfinished_branches_resume_where_their_trunk_is_extended_or_that_is_undone(family: Family) -> None:
+    family.train(family.call(TRUNK, NEW), "new", 15, outcome="interrupted")
+    longer = family.call(EXTENDED % 40, NEW)
+    assert restarts.check(longer, "results", []) == []
+    assert family.outlook(longer)[1] == "new resumes at step 15 of 20"
+    family.train(longer, "base", 30, 40)
+    undone = family.call(TRUNK, NEW)
+    assert restarts.check(undone, "results", []) == []
+    assert family.outlook(undone)[1] == "new resumes at step 15 of 20"
+
+
+def test_branches_are_trained_again_with_another_trunk(family: Family) -> None:
+    """Also if it is continued in place from an earlier step than theirs, or has as many steps."""
+    other = family.call("{training.train_iters: 20, optimizer.lr: 5.0e-4}", EARLY)
+    assert family.outlook(other)[1] == "branch10 trains again after base, which it continues from"
+    family.train(other, "base", 10, 20)
+    assert family.trained(other) == ["base"]
+    longer = family.call(EXTENDED.replace("}", ", optimizer.lr: 5.0e-4}") % 40, EARLY)
+    assert family.trained(longer) == [], "the branch's step is of the trunk with the other rate"
+    said = family.outlook(longer)[1]
+    assert said.startswith("branch10 trains again from small/base@10: parent: ") and "(its content)" in said
+    replaced = family.call("{continue_from: itself@10, training.train_iters: 40, optimizer.lr: 1.0e-4}", EARLY, LATE)
+    family.train(replaced, "base", 20, 30, 40)
+    late = family.train(replaced, "branch30", 35)
+    assert late.parent and family.trained(replaced) == ["base", "branch30"]
+
+
 def test_a_run_of_another_experiment_may_continue_from_an_earlier_version(
     trainer: Trainer, extended: tuple[Identity, Identity]
 ) -> None:
@@ -246,6 +359,22 @@ def test_what_can_not_go_on_is_said_with_its_key(trainer: Trainer, given: dict, 
     ],
 )
 def test_what_stands_against_continuing(trainer: Trainer, given: dict, keys: list[str]) -> None:
+    given = {"schedule.decay": "constant", **given}
+    trainer.train(trainer.call(FROM_THE_START, **{"schedule.decay": "constant"}), 20)
+    ((store, _),) = stored(trainer.folder)
+    assert obstacles(trainer.plan(FROM_THE_START, **given)["base"], store, 20) == keys
+
+
+@pytest.mark.parametrize(
+    ("given", "keys"),
+    [
+        ({"training.train_iters": 40}, []),
+        ({"training.train_iters": 20, "optimizer.lr": 1.0}, ["training.train_iters", "schedule.decay"]),
+    ],
+)
+def test_a_rate_that_has_decayed_stands_against_it_where_the_run_becomes_no_longer(
+    trainer: Trainer, given: dict, keys: list[str]
+) -> None:
     trainer.train(trainer.call(FROM_THE_START), 20)
     ((store, _),) = stored(trainer.folder)
     assert obstacles(trainer.plan(FROM_THE_START, **given)["base"], store, 20) == keys

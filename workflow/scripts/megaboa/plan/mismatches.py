@@ -134,7 +134,11 @@ def obstacles(run: Run, before: RunStore, step: int) -> list[str]:
         return ["task"]
     spec = parse(RunSpec, read(Identity, before.identity).run, before.identity)
     earlier = ParentRun(run.name, spec, {}, step, [step], before.checkpoints)
-    return [".".join(path) for path, _ in mismatches(earlier, run, step)]
+    found = [".".join(path) for path, _ in mismatches(earlier, run, step)]
+    ends = spec.schedule.get("decay") in ENDING and not spec.schedule.get("decay_iters")
+    if "training.train_iters" in found and ends and step == spec.training.get("train_iters"):
+        found.append("schedule.decay")  # its rate has decayed, so that nobody means to add steps
+    return found
 
 
 def rises_again(parent: ParentRun, run: Run, step: int) -> str | None:

@@ -87,7 +87,7 @@ def planned_steps(settings: Tree, last: int | None) -> list[int] | None:
 
 
 def is_trained_as_planned(run: Run, folder: RunFolder) -> bool:
-    return folder.file("run").exists() and folder.run == run.run and is_trained(folder)
+    return folder.file("run").exists() and is_trained(RunFolder(folder.path, run.documents))
 
 
 def will_keep(run: Run) -> list[int] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 from megaboa.config.problems import choose
@@ -12,9 +13,9 @@ from megaboa.formats import some_of
 from megaboa.paths import RunFolder
 from megaboa.plan.mismatches import obstacles
 from megaboa.plan.plan import Plan, Run
-from megaboa.records import Tree
+from megaboa.records import Tree, plain
 from megaboa.run import unfinished
-from megaboa.run.identity import is_trained
+from megaboa.run.identity import identity_of, is_trained
 from megaboa.run.outlook import outlook
 
 KEY = "restart"
@@ -49,6 +50,8 @@ def check(
     for run in plan.runs:
         folder = run.folder(results, plan.name)
         if run.name not in told and (work := unfinished.other_work(folder)) and not is_trained(folder):
+            if not unfinished.other_work(_folder(plan, run, results)):
+                continue
             if all(one.by_content for one in work) and checked_by_jobs(run):
                 continue
             found[run.name] = unfinished.explain(folder, work)
@@ -70,7 +73,7 @@ def outlooks(
     `making`: the jobs before a run that make its data or model again, after which it may be another run. Only the runs
     that are shown are read.
     """
-    runs = [(run, run.folder(results, plan.name)) for run in plan.runs if run.name in starting]
+    runs = [(run, _folder(plan, run, results)) for run in plan.runs if run.name in starting]
     begun = [(run, folder) for run, folder in runs if folder.attempts_link.exists() or folder.has_lost_its_store]
     names = {run.name for run, _ in begun}
     new = [run.name for run, _ in runs if run.launch.continues and not run.run.parent and run.name not in names]
@@ -89,6 +92,20 @@ def outlooks(
     return [*lines, f"and {len(begun) - SHOWN} more that have begun"] if len(begun) > SHOWN else lines
 
 
+def _folder(plan: Plan, run: Run, results: str) -> RunFolder:
+    """The run's folder, with the identity of its parent as that is planned now: its train.json may be of what it was
+    planned as before."""
+    folder, parent = run.folder(results, plan.name), run.run.parent
+    if parent is None or parent.identity or parent.experiment != plan.name:
+        return folder
+    try:
+        identity = identity_of(_folder(plan, plan[parent.run], results)).digest
+    except FileNotFoundError:  # what the parent reads isn't made yet
+        return folder
+    spec = replace(run.run, parent=replace(parent, identity=identity))
+    return RunFolder(folder.path, {**folder.documents, "run": plain(spec)})
+
+
 def _after(folder: RunFolder, making: Collection[str], restarts: bool) -> str | None:
     """What is said of a run whose data or model is made again before it."""
     if not making:
@@ -102,7 +119,7 @@ def _with_parent(plan: Plan, run: Run, results: str, starting: Collection[str]) 
     """What is said of a run if a run of this plan that it continues from, however far back, has become another one."""
     here, parent = {one.name for one in plan.runs} & set(starting), run.run.parent
     while parent and not parent.identity and parent.experiment == plan.name and parent.run in here - {run.name}:
-        if unfinished.others(plan[parent.run].folder(results, plan.name)):
+        if unfinished.others(_folder(plan, plan[parent.run], results)):
             return f"trains again after {parent.run}, which it continues from"
         parent = plan[parent.run].run.parent
     return None

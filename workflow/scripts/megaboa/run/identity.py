@@ -55,8 +55,11 @@ def as_counted(before: Identity, now: Identity) -> Identity:
 
 def asked_as(folder: RunFolder, before: Identity) -> Tree:
     """run.json, with the name that the model had before, which doesn't count, and the path that it had, if its folder
-    has been moved: of that the content counts."""
-    asked = as_named(folder.document("run"), before)
+    has been moved: of that the content counts. With the same parent it is written as before, too (`as_written`)."""
+    parent = None
+    with contextlib.suppress(FileNotFoundError):  # it has not been trained yet
+        parent = _parent(folder)
+    asked = as_written(folder.document("run"), before, parent)
     was = before.run.get("model", {}).get("hf")
     here, manifest = asked["model"].get("hf"), folder.model_manifest
     if None in (here, was, before.model, manifest) or here == was or not manifest.exists():
@@ -70,10 +73,21 @@ def asked_as(folder: RunFolder, before: Identity) -> Tree:
     return {**asked, "model": {**asked["model"], "hf": was}}
 
 
-def as_named(run: Tree, before: Identity) -> Tree:
-    """A run's part of its identity, with the name that its model had before."""
+def as_written(run: Tree, before: Identity, parent: str | None = None) -> Tree:
+    """A run's part of its identity, with the name that its model had before. If it continues from the same version of
+    its parent, its `parent` has that version's identity only if it had it before: once a parent has been continued in
+    place, run.json names the earlier version, but it is the same checkpoint.
+
+    `parent`: the identity of its parent, for a `run` that doesn't have it.
+    """
     name = before.run.get("model", {}).get("name")
-    return {**run, "model": {**run["model"], "name": name}} if name and "model" in run else run
+    if name and "model" in run:
+        run = {**run, "model": {**run["model"], "name": name}}
+    own, theirs = run.get("parent"), before.run.get("parent")
+    if own and theirs and before.parent and before.parent == own.get("identity", parent):
+        written = {"identity": theirs["identity"]} if "identity" in theirs else {}
+        run = {**run, "parent": {key: value for key, value in own.items() if key != "identity"} | written}
+    return run
 
 
 def as_it_lies(folder: RunFolder, before: Identity) -> Tree:
@@ -85,10 +99,9 @@ def as_it_lies(folder: RunFolder, before: Identity) -> Tree:
 
 def _identity(folder: RunFolder) -> Identity:
     """The identity from the run's file, and the contents of its model, tokenizer, corpora, parent and image."""
-    parent = folder.parent_manifest
     return Identity(
         run=folder.document("run"),
-        parent=read(TrainRecord, parent).identity if parent else None,
+        parent=_parent(folder),
         image=folder.image.digest if folder.image else None,
         model=_digest_in(folder.model_manifest),
         tokenizer=_digest_in(folder.tokenizer_manifest),
@@ -97,6 +110,12 @@ def _identity(folder: RunFolder) -> Identity:
         else None,
         corpora={name: str(_digest_in(path)) for name, path in folder.corpus_manifests.items()},
     )
+
+
+def _parent(folder: RunFolder) -> str | None:
+    """The identity of the run, or of the earlier version of one, that a run continues from."""
+    parent = folder.run.parent
+    return parent and (parent.identity or read(TrainRecord, folder.parent_manifest).identity)
 
 
 def store_of(folder: RunFolder, identity: Identity) -> RunStore:

@@ -14,13 +14,15 @@ from megaboa.harmless import without_harmless
 from megaboa.paths import RunFolder
 from megaboa.records import Identity, Parent, Tree, parse, read_ledger
 from megaboa.run import checkpoints, completion, ledger, progress
-from megaboa.run.identity import as_counted, as_named, asked_as, identity_of, store_of, stored
+from megaboa.run.identity import as_counted, as_written, asked_as, identity_of, store_of, stored
 from megaboa.store_paths import RunStore
 
 SHOWN = 12
 DIGEST = re.compile(r"[0-9a-f]{64}")
 # Fields of an identity: what the run reads.
 BY_CONTENT = ("model", "tokenizer", "chat_template", "corpora", "image", "parent")
+
+PARENT = "parent.identity"
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class Present:
     identity: Identity | None
 
     def is_of(self, other: Identity) -> bool:
-        return other == self.identity if self.identity else without_harmless(other.run) == as_named(self.run, other)
+        return other == self.identity if self.identity else without_harmless(other.run) == as_written(self.run, other)
 
 
 def present(folder: RunFolder) -> Present:
@@ -151,11 +153,11 @@ def _unfinished_step(store: RunStore) -> int:
 def differences(before: Identity, run: Tree, now: Identity | None) -> list[str]:
     """Differences between two identities, such as `optimizer.lr: 0.001 → 0.002`: keys of the run and, if known, its
     inputs."""
-    old, new = _leaves(without_harmless(before.run)), _leaves(as_named(run, before))
+    old, new = _leaves(without_harmless(before.run)), _leaves(as_written(run, before, now and now.parent))
     listed = [
         f"{key}: {_shown(old, key)} → {_shown(new, key)}"
         for key in dict.fromkeys([*old, *new])
-        if old.get(key, old) != new.get(key, new)
+        if old.get(key, old) != new.get(key, new) and not (now and key == PARENT)  # that is a content, too
     ]
     if now is None:
         return listed
