@@ -46,6 +46,47 @@ def test_no_sweep_is_one_run(plan_of: PlanOf) -> None:
     assert names(plan_of()) == ["run"]
 
 
+GRID = "sweep: {grid: {models.dense.config.hidden_size: %s}, runs: {trunk: {}, %s}}"
+CELLS = {"training.train_iters": 40, "checkpoint.save_interval": 10}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "runs", "expected"),
+    [
+        ([32, 64], "b: {continue_from: small/trunk@20}", {"h32-b": "h32-trunk@20", "h64-b": "h64-trunk@20"}),
+        (
+            [32],
+            "b: {continue_from: small/trunk@20, training.seed: 2}, c: {continue_from: small/b@30}",
+            {"h32-b": "h32-trunk@20", "h32-c": "h32-b@30"},
+        ),
+        # a run's full name, also if an entry is called so
+        ([32], "h32-trunk: {training.seed: 2}, b: {continue_from: small/h32-trunk@20}", {"h32-b": "h32-trunk@20"}),
+    ],
+)
+def test_a_run_continues_from_another_of_its_cell_of_the_grid(
+    plan_of: PlanOf, sizes: list[int], runs: str, expected: dict[str, str]
+) -> None:
+    plan = plan_of(GRID % (sizes, runs), **CELLS)
+    assert {run.name: run.row["parent"] for run in plan.runs if run.run.parent} == {
+        name: f"small/{parent}" for name, parent in expected.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("parent", "said"),
+    [
+        ("small/trunc@20", "there is no run 'trunc'; runs: h32-trunk, h32-b"),
+        ("small/trunk@25", "small/h32-trunk keeps no checkpoint of step 25"),
+        ("small/b@20", "h32-b → h32-b: a run can't continue"),
+        ("other/trunk@20", "other/trunk has not been trained"),
+    ],
+)
+def test_a_parent_of_no_cell_is_refused_with_its_key(plan_of: PlanOf, parent: str, said: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        plan_of(GRID % ([32, 64], f"b: {{continue_from: {parent}}}"), **CELLS)
+    assert f"sweep.runs.b.continue_from: {said}" in str(error.value)
+
+
 def test_a_swept_model_becomes_one_model_for_each_value(plan_of: PlanOf) -> None:
     plan = plan_of("sweep: {grid: {models.dense.config.hidden_size: [32, 64], training.seed: [1, 2]}}")
     assert names(plan) == ["h32-seed1", "h32-seed2", "h64-seed1", "h64-seed2"]

@@ -8,17 +8,18 @@ from __future__ import annotations
 import fnmatch
 import itertools
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from megaboa.check.refusals import some
 from megaboa.config import ConfigError, LoadedExperiment, Problem
-from megaboa.config.sweep import Option
+from megaboa.config.sweep import Factor, Option
 from megaboa.config.yaml_file import dotted
 
 MAX_NAME = 100
 NUDGE, SEED = ("training", "nudge"), ("training", "seed")
+PARENT = ("continue_from",)
 
 TreePath = tuple[str, ...]
 Place = tuple[str | int, ...]
@@ -30,8 +31,9 @@ class Choice:
 
     name: str
     values: dict[TreePath, Any]
-    place: tuple[str | int, ...]
+    place: Place
     reference: str | None = None  # for a run added by an agreement: the run that it is derived from
+    places: dict[TreePath, Place] = field(default_factory=dict)  # of values, where `place` is of the whole sweep
 
 
 def choices_of(loaded: LoadedExperiment) -> Iterator[Choice]:
@@ -77,12 +79,37 @@ def of_sweep(loaded: LoadedExperiment) -> Iterator[Choice]:
             yield Choice(option.name, option.values, option.place)
     else:
         for options in itertools.product(*(factor.options for factor in loaded.factors)):
-            yield _join(options)
+            yield _with_parent_of_its_cell(_join(options), options, loaded)
 
 
 def _join(options: tuple[Option, ...]) -> Choice:
     values = {path: value for option in options for path, value in option.values.items()}
-    return Choice("-".join(option.name for option in options), values, ("sweep",))
+    places = {path: option.place for option in options for path in option.values}
+    return Choice("-".join(option.name for option in options), values, ("sweep",), places=places)
+
+
+def _with_parent_of_its_cell(choice: Choice, options: tuple[Option, ...], loaded: LoadedExperiment) -> Choice:
+    """The choice. If its entry of `sweep.runs` continues from another entry, that means the run of the same cell of
+    the grid; a run's full name keeps its meaning."""
+    *cell, entry = options
+    named = re.fullmatch(r"([^/]+)/([^@]+)(@.+)?", str(entry.values.get(PARENT)))
+    if named is None or loaded.factors[-1].title != "sweep.runs":
+        return choice
+    experiment, name, step = named.groups("")
+    entries = {option.name for option in loaded.factors[-1].options}
+    if experiment != loaded.experiment.experiment or name not in entries or _is_run(name, loaded.factors):
+        return choice
+    parent = "-".join([*(option.name for option in cell), name])
+    return replace(choice, values={**choice.values, PARENT: f"{experiment}/{parent}{step}"})
+
+
+def _is_run(name: str, factors: Sequence[Factor]) -> bool:
+    """Whether a name consists of one option of each factor."""
+    first, *others = factors
+    if not others:
+        return any(option.name == name for option in first.options)
+    starts = (f"{option.name}-" for option in first.options)
+    return any(name.startswith(start) and _is_run(name.removeprefix(start), others) for start in starts)
 
 
 def bad_names(choices: list[Choice]) -> Iterator[tuple[Choice, str]]:
@@ -118,7 +145,8 @@ class Problems:
         """Where the user wrote a run's value at a path: in the sweep, or else in its section."""
         if path not in choice.values:
             return path
-        candidates = [(*choice.place, dotted(path)), ("sweep", "grid", dotted(path)), ("sweep", "zip", dotted(path))]
+        own = choice.places.get(path, choice.place)
+        candidates = [(*own, dotted(path)), ("sweep", "grid", dotted(path)), ("sweep", "zip", dotted(path))]
         return next((place for place in candidates if place in self.loaded.places), choice.place)
 
 
