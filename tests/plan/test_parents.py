@@ -180,6 +180,17 @@ def test_what_can_not_be_is_said_with_its_key(
     assert said in text and ("sweep.runs.a.continue_from" in text or "(run a)" in text)
 
 
+def test_runs_of_a_parent_that_is_left_out_are_left_out_too(plan_of: PlanOf) -> None:
+    """They would begin at step 0."""
+    runs = "c: {continue_from: small/b@30}, b: {continue_from: small/a@20}, a: {parallel.tp: 3}, other: {}"
+    plan = plan_of(f"resources: {{gpus_per_node: 4}}\nsweep: {{skip_illegal: true, runs: {{{runs}}}}}", **SAVES)
+    assert [run.name for run in plan.runs] == ["other"]
+    assert [str(one) for one in plan.invalid][1:] == [
+        "b is INVALID: continue_from: small/a@20 is INVALID",
+        "c is INVALID: continue_from: small/b@30 is INVALID",
+    ]
+
+
 def test_a_parent_that_keeps_only_some(plan_of: PlanOf) -> None:
     runs = "sweep: {runs: {base: {}, a: {continue_from: small/base@30}}}"
     text = problems(plan_of, runs, **{"checkpoint.keep_last": 2, "checkpoint.keep_every": 50})

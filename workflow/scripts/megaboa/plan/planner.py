@@ -27,7 +27,7 @@ from megaboa.plan.choices import Choice, Place, Problems, TreePath, bad_names, c
 from megaboa.plan.one_run import RunPlanner
 from megaboa.plan.parent_runs import SHOWN, kept_by, will_keep
 from megaboa.plan.parents import Parents, saved_for_other_layouts, split
-from megaboa.plan.plan import Plan, Run
+from megaboa.plan.plan import Invalid, Plan, Run
 from megaboa.plan.run_facts import known_check
 from megaboa.plan.specifications import value_of, values_of_others
 from megaboa.records import AgreementSpec, ExportRecord, Preflight, Tree, read_if_there
@@ -183,10 +183,23 @@ class _Planner:
         model = run.config.models[run.model]
         return bool(not model.has_source and model.tokenizer) and model.tokenizer not in self.base.tokenizers
 
+    def without_orphans(self, runs: list[Run]) -> list[Run]:
+        """The runs except those whose parent is left out as illegal: they are left out, too."""
+        while True:
+            left_out = {one.name for one in self.each.invalid}
+            orphans = {run.name: run for run in runs if self.own_parent(run) in left_out}
+            if not orphans:
+                return runs
+            for run in orphans.values():
+                reason = f"continue_from: {run.config.continue_from} is INVALID"
+                self.each.invalid.append(Invalid(run.name, (reason,), run.row))
+            runs = [run for run in runs if run.name not in orphans]
+
     def with_parents(self, runs: list[Run], choices: list[Choice]) -> list[Run]:
         """The runs, with parents attached to those that continue from another run."""
         if not any(run.config.continue_from for run in runs):
             return runs
+        runs = self.without_orphans(runs)
         by_name = {choice.name: choice for choice in choices}
         before, runs = runs, saved_for_other_layouts(str(self.base.experiment), runs)
         for run, told in zip(before, runs, strict=True):
