@@ -15,7 +15,7 @@ from megaboa.report.drawing import draw, of_spec
 from megaboa.report.figures import LEARNING_RATE, standard_figures
 from megaboa.report.frames import Frames
 from megaboa.report.kinds import mean_band
-from megaboa.report.notes import ReportError, left_out
+from megaboa.report.notes import ReportError, left_out, of_curves
 from megaboa.report.runs import load_runs
 
 VALUES = {
@@ -485,6 +485,12 @@ def test_a_law_is_drawn_over_its_points_by_each_of_its_three_numbers(many):
         assert len(curves) == levels + (x == "train_flops"), "the best size is a curve of its own"
         assert (table["fitted"] / table["validation"] - 1).abs().max() < 2e-3
         assert len({line.get_color() for line in curves[:levels]}) == levels
+        for line, (_, runs) in zip(curves, study.runs.groupby(by), strict=False):
+            assert line.get_xdata().min() >= runs[x].min() / 2 and line.get_xdata().max() <= runs[x].max() * 2
+        said = of_curves(spec, study.of(spec), of_spec(spec, study).fits)
+        each = "budget of tokens" if x == "params" else "size"
+        assert said.startswith(f"Lines: the law for each {each}, up to 2 times beyond its runs.")
+        assert ("Dashed: the law for the best size of each compute, " in said) == (x == "train_flops")
 
 
 def test_a_run_that_continues_has_its_parents_tokens_and_its_own_step_times(tmp_path):

@@ -132,6 +132,7 @@ def _saved(
         constants = [one.table().assign(of=level) for level, one in drawn.fits.items()]
         style.save_data(pd.concat(constants, ignore_index=True), folder, f"{name}{style.FIT}")
         said += [notes.of_fit(level, one) for level, one in drawn.fits.items()]
+        said.append(notes.of_curves(spec, rows, drawn.fits))
     if own or name == figures.LOSS_BY_TOKENS.name:
         said += notes.left_out(spec, frames, rows)
     note = " ".join(filter(None, said))

@@ -21,6 +21,9 @@ FLOP = 6  # FLOPs of training per parameter and token
 FEWEST = 3  # number of sizes, budgets, or values of a sweep
 HUBER = 1e-3  # applied to the logarithm of the loss, as in Chinchilla's paper
 RESAMPLES = 400
+OPEN = 0.025  # share of resamples without an end, from which on a 95% interval has none
+ON_A_LINE = 0.05  # budgets that leave a line by less change losses by less than seeds do
+MOST_CONDITION = 1000  # of the residuals' slopes: beyond it, an error of 0.1% in the losses moves a constant by 100%
 NEAR = 2  # number of values on either side of the best that the parabola is fitted to
 _ITERATIONS = 150
 # Bounds of log A and log B at the mean size and budget and of log E, all relative to the log of the smallest loss, and
@@ -33,14 +36,16 @@ Points = np.ndarray
 
 @dataclass(frozen=True)
 class Constant:
-    """A fitted number and its 95% interval; None if these runs don't bound it."""
+    """A fitted number and its 95% interval; None if these runs don't determine it, or don't bound it."""
 
     name: str
-    value: float
-    low: float | None
-    high: float | None
+    value: float | None
+    low: float | None = None
+    high: float | None = None
 
     def __str__(self) -> str:
+        if self.value is None:
+            return f"{self.name} is not determined by these runs"
         if self.low is None or self.high is None:
             return f"{self.name} = {self.value:.3g} (not bounded by these runs)"
         return f"{self.name} = {self.value:.3g} ({self.low:.3g} to {self.high:.3g})"
@@ -55,6 +60,11 @@ class Fit:
     why: str = ""
     curve: Callable[..., np.ndarray] | None = None
     law: Law | None = None
+
+    @property
+    def has_best_size(self) -> bool:
+        """Whether the runs determine how the best size grows with compute."""
+        return self.law is not None and self.constants[-1].value is not None
 
     def table(self) -> pd.DataFrame:
         """The constants with six digits, as further ones depend on the processor."""
@@ -107,43 +117,84 @@ def scaling_law(params: Points, tokens: Points, loss: Points) -> Fit:
     """Fit Chinchilla's law: Huber's loss on log L, many starts, and a bootstrap over runs."""
     known = np.isfinite(params) & np.isfinite(tokens) & np.isfinite(loss) & (loss > 0)
     params, tokens, loss = params[known], tokens[known], loss[known]
-    for values, noun, remedy in ((params, "size", "parameters"), (tokens, "budget", "tokens")):
-        count = len(np.unique(values))
-        if count < FEWEST:
-            there = f"{counted(count, noun)} of {remedy}"
-            return Fit(why=f"No law is fitted: these runs have {there}, and it takes {FEWEST}.")
+    if why := _too_few(params, tokens) or _on_a_line(params, tokens):
+        return Fit(why=f"No law is fitted: {why}.")
     problem = _Problem(params, tokens, loss)
     ones = np.ones(len(loss))
     found, costs = problem.solve(problem.starts(), ones)
     best = found[np.argmin(costs)]
+    ends = problem.at_bounds(best)
+    if not ends.any() and problem.condition(best) > MOST_CONDITION:
+        return Fit(why=f"No law is fitted: these runs don't tell its five constants apart; {_VARY}.")
     random = np.random.default_rng(0)
     counts = random.multinomial(len(loss), ones / len(loss), RESAMPLES).astype(float)
-    enough = [
-        all(len(np.unique(values[row > 0])) >= FEWEST for values in (params, tokens)) and (row > 0).sum() >= len(best)
-        for row in counts
-    ]
-    counts = counts[enough]
-    others = _resampled(problem, best, found[np.argsort(costs)], counts)
-    law, laws = problem.law(best), [problem.law(one) for one in others]
-    ends = np.isclose(others, problem.least) | np.isclose(others, problem.most)
-    open_ends = ends.mean(axis=0) > 0.025  # the interval reaches the bounds of the search
-    bounded = dict(zip(("a", "b", "e", "alpha", "beta"), ~open_ends, strict=True))
-    bounded["a"] &= bounded["alpha"]
-    bounded["b"] &= bounded["beta"]
-    bounded["exponent"] = bounded["alpha"] and bounded["beta"]
+    counts = counts[[not _too_few(params[row > 0], tokens[row > 0]) for row in counts]]
+    law, laws, open_ends = problem.law(best), [], np.ones(len(best), bool)
+    if len(counts) >= RESAMPLES // 4:
+        others = _resampled(problem, best, found[np.argsort(costs)], counts)
+        laws, open_ends = [problem.law(one) for one in others], problem.at_bounds(others).mean(axis=0) > OPEN
+    determined, bounded = _by_name(~ends), _by_name(~open_ends)
     named = {"E": "e", "A": "a", "B": "b", "alpha": "alpha", "beta": "beta", "compute-optimal exponent": "exponent"}
     constants = tuple(
         _constant(text, getattr(law, name), [getattr(one, name) for one in laws] if bounded[name] else [])
+        if determined[name]
+        else Constant(text, None)
         for text, name in named.items()
     )
-    said = ", ".join(str(one) for one in constants[:-1])
+    said, exponent = ", ".join(str(one) for one in constants[:-1]), constants[-1]
+    growth = f"The best size grows with compute to the power of {str(exponent).partition(' = ')[2]}"
     return Fit(
         constants=constants,
-        sentence=f"L = E + A/N^alpha + B/D^beta, fitted to {len(loss)} runs: {said}. "
-        f"The best size grows with compute to the power of {str(constants[-1]).partition(' = ')[2]}.",
+        sentence=f"L = E + A/N^alpha + B/D^beta, fitted to {len(loss)} runs (in brackets: 95% interval, bootstrap over "
+        f"runs): {said}. {f'The {exponent}' if exponent.value is None else growth}.",
         curve=law.loss,
         law=law,
     )
+
+
+_VARY = "vary training.train_tokens within a size"
+
+
+def _too_few(params: Points, tokens: Points) -> str:
+    """Why there are too few runs for the law; empty if there are enough."""
+    for values, noun, remedy in ((params, "size", "parameters"), (tokens, "budget", "tokens")):
+        count = len(np.unique(values))
+        if count < FEWEST:
+            return f"these runs have {counted(count, noun)} of {remedy}, and it takes {FEWEST}"
+    count = _pairs(params, tokens).shape[1]
+    if count < len(_LEAST):
+        there = f"{count} combinations of size and budget"
+        return f"these runs have {there}, and its five constants take {len(_LEAST)}; {_VARY}"
+    return ""
+
+
+def _pairs(params: Points, tokens: Points) -> Points:
+    """The sizes and budgets of the runs, without repeats."""
+    return np.unique(np.stack([params, tokens]), axis=1)
+
+
+def _on_a_line(params: Points, tokens: Points) -> str:
+    """Why the law isn't determined, if tokens follow from parameters in all runs, or in all but one; empty otherwise.
+
+    On such a line the loss is a function of one variable, and the two power laws of a sum can change places.
+    """
+    pairs = _pairs(params, tokens)
+    for which in range(-1, pairs.shape[1]):
+        n, d = np.log(pairs if which < 0 else np.delete(pairs, which, axis=1))
+        all_runs = "all runs" if which < 0 else "all runs but one"
+        if (d - n).std() < ON_A_LINE:
+            each = np.exp(np.median(d - n))
+            return f"tokens are proportional to parameters in {all_runs} ({each:.3g} per parameter); {_VARY}"
+        slope = np.polyfit(n, d, 1)[0]
+        if (d - slope * n).std() < ON_A_LINE:
+            return f"tokens follow from parameters in {all_runs} (D grows as N^{slope:.2g}); {_VARY}"
+    return ""
+
+
+def _by_name(known: Points) -> dict[str, bool]:
+    """What is known of each constant, from what is known of log A, log B, log E, alpha and beta."""
+    a, b, e, alpha, beta = (bool(one) for one in known)
+    return {"a": a and alpha, "b": b and beta, "e": e, "alpha": alpha, "beta": beta, "exponent": alpha and beta}
 
 
 def _resampled(problem: _Problem, best: Points, found: Points, counts: Points) -> Points:
@@ -156,10 +207,9 @@ def _resampled(problem: _Problem, best: Points, found: Points, counts: Points) -
 
 
 def _constant(name: str, value: float, sample: list[float]) -> Constant:
-    if len(sample) < RESAMPLES // 4:
-        return Constant(name, value, None, None)
-    low, high = np.percentile(sample, [2.5, 97.5])
-    return Constant(name, value, float(low), float(high))
+    low, high = np.percentile(sample, [2.5, 97.5]) if sample else (np.nan, np.nan)
+    # Resamples that are fitted by quite another law than the runs bound nothing.
+    return Constant(name, value, float(low), float(high)) if low <= value <= high else Constant(name, value)
 
 
 class _Problem:
@@ -195,6 +245,19 @@ class _Problem:
         total = top + np.log(np.exp(parts - top).sum(axis=0))
         return total - self.y, np.exp(parts - total)
 
+    def at_bounds(self, found: Points) -> Points:
+        """Which constants a fit, or each of several, has at the bounds of the search."""
+        return np.isclose(found, self.least) | np.isclose(found, self.most)
+
+    def condition(self, found: Points) -> float:
+        """The condition number of the residuals' slopes by the constants, each of which has length 1."""
+        slopes = self._slopes(self._residuals(found[None])[1])[0]
+        return float(np.linalg.cond(slopes / np.linalg.norm(slopes, axis=0)))
+
+    def _slopes(self, shares: Points) -> Points:
+        by_n, by_d, by_e = shares
+        return np.stack([by_n, by_d, by_e, -by_n * self.n, -by_d * self.d], axis=2)
+
     def _cost(self, residuals: Points, counts: Points) -> Points:
         size = np.abs(residuals)
         return (counts * np.where(size <= HUBER, size**2 / 2, HUBER * (size - HUBER / 2))).sum(axis=1)
@@ -206,8 +269,7 @@ class _Problem:
         residuals, shares = self._residuals(at)
         cost = self._cost(residuals, counts)
         for _ in range(_ITERATIONS):
-            by_n, by_d, by_e = shares
-            slopes = np.stack([by_n, by_d, by_e, -by_n * self.n, -by_d * self.d], axis=2)
+            slopes = self._slopes(shares)
             weights = counts * np.minimum(1, HUBER / np.maximum(np.abs(residuals), 1e-15))
             square = np.einsum("sri,sr,srj->sij", slopes, weights * np.ones_like(residuals), slopes)
             slope = np.einsum("sri,sr->si", slopes, weights * residuals)

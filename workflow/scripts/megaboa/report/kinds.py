@@ -52,6 +52,7 @@ FEWEST_VALUES = 3  # fewest values for a confidence interval
 MOST_FACETS = 12
 NEXT_TO = 0.68  # distance of bars of one name; those of different names are 1 apart
 SCHEDULED = ("lr",)  # columns of steps that the configuration decides, so that runs have them in common
+BEYOND = 2  # factor by which a law's curve goes on beyond the runs that it belongs to
 _QUANTILES = {"p5": 0.05, "p25": 0.25, "median": 0.5, "p75": 0.75, "p95": 0.95}
 MOST_PLACES = 500  # number of places on x at which the distribution of very many curves is computed
 
@@ -315,13 +316,14 @@ def fitted(axes: Axes, table: pd.DataFrame, spec: Figure, shades: Shades, fits: 
             return table
         table["fitted"] = law.loss(table[PARAMS], table[TOKENS])
         other = TOKENS if spec.x == PARAMS else PARAMS
-        x = _between(table[spec.x], spec)
         for size, part in table.groupby(other):
+            x = _between(table[spec.x], spec, part[spec.x])
             params, tokens = (x, size) if spec.x == PARAMS else (size, x if spec.x == TOKENS else x / FLOP / size)
             levels = part[shades.column].unique()
             colour = shades.of(levels[0]) if len(levels) == 1 else MUTED
             axes.plot(x, law.loss(params, tokens), color=colour, linewidth=1.1)
-        if spec.x == FLOPS:
+        if spec.x == FLOPS and fits[""].has_best_size:
+            x = _between(table[spec.x], spec)
             best = law.best_params(x)
             axes.plot(x, law.loss(best, x / FLOP / best), color=INK, linewidth=1.3, linestyle="--", label="best size")
         axes.set_ylim(*_around(table[[spec.y, "fitted"]].to_numpy(), "y" in spec.log))
@@ -346,8 +348,11 @@ def fitted(axes: Axes, table: pd.DataFrame, spec: Figure, shades: Shades, fits: 
     return table
 
 
-def _between(values: pd.Series, spec: Figure) -> np.ndarray:
+def _between(values: pd.Series, spec: Figure, own: pd.Series | None = None) -> np.ndarray:
+    """Places on the x axis between the values; of a curve with runs of its own, no farther than BEYOND from these."""
     low, high = values.min(), values.max()
+    if own is not None:
+        low, high = max(low, own.min() / BEYOND), min(high, own.max() * BEYOND)
     return np.geomspace(low, high, 100) if "x" in spec.log else np.linspace(low, high, 100)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -16,7 +16,7 @@ from megaboa.errors import InputError
 from megaboa.formats import counted, listed, some_of, text
 from megaboa.report import figures, kinds, style
 from megaboa.report.fits import Fit
-from megaboa.report.frames import Frames, UnknownColumnError
+from megaboa.report.frames import FLOPS, PARAMS, Frames, UnknownColumnError
 from megaboa.report.page import FIGURES
 from megaboa.report.profiles import FIGURES as TRACE_FIGURES
 from megaboa.report.profiles import PREFIX
@@ -165,6 +165,24 @@ def _pooled(spec: Figure, rows: pd.DataFrame, frames: Frames) -> str:
 
 def of_fit(level: str, fit: Fit) -> str:
     return f"{level}: {fit.why or fit.sentence}" if level else fit.why or fit.sentence
+
+
+def of_curves(spec: Figure, rows: pd.DataFrame, fits: Mapping[str, Fit]) -> str:
+    """What the curves of a figure's fits are; empty if it has none."""
+    drawn = [one for one in fits.values() if one.curve is not None]
+    if not drawn:
+        return ""
+    if spec.fit == "optimum":
+        band = ", band: its 95% interval" if any(one.constants[0].low is not None for one in drawn) else ""
+        return f"Curve: the parabola; dotted: the optimum{band}."
+    each = "budget of tokens" if spec.x == PARAMS else "size"
+    said = f"Lines: the law for each {each}, up to {kinds.BEYOND} times beyond its runs."
+    if spec.x != FLOPS or not drawn[0].has_best_size:
+        return said
+    ends = (rows[FLOPS].min(), rows[FLOPS].max())
+    sizes, there = drawn[0].law.best_params(ends), (rows[PARAMS].min(), rows[PARAMS].max())
+    best, measured = (" to ".join(style.short(float(f"{end:.3g}")) for end in ends) for ends in (sizes, there))
+    return f"{said} Dashed: the law for the best size of each compute, {best} parameters; the runs have {measured}."
 
 
 def left_out(spec: Figure, frames: Frames, rows: pd.DataFrame) -> list[str]:
