@@ -43,3 +43,23 @@ def test_a_filter_that_no_run_matches_is_warned_of(plan_of, column, wanted, note
     notes = plan_of(text, **{"training.train_iters": 10, "parallel.tp": 2, "resources.gpus_per_node": 2}).notes
     said = "warning: report.figures[0].filter: mine has nothing to show: no run has "
     assert [one for one in notes if "figures" in one] == ([f"{said}{note}"] if note else [])
+
+
+LABELLED = (
+    "sweep: {grid: {size: {s: {optimizer.lr: 0.1}, m: {optimizer.lr: 0.2}}, "
+    "layout: {one: {training.seed: 1}, two: {training.seed: 2}}}, "
+    "zip: {mult: {x5: {schedule.warmup_iters: 1}, x20: {schedule.warmup_iters: 2}}, "
+    "optimizer.weight_decay: [0.1, 0.2]}}\n"
+    "report: {figures: [{name: mine, kind: bar, x: run, y: loss.last, hue: HUE, filter: {mult: WANTED}}]}\n"
+)
+
+
+def test_an_axis_with_labels_is_a_column(plan_of):
+    """One that is called as another column is not."""
+    plan = plan_of(LABELLED.replace("HUE", "size").replace("WANTED", "x5"))
+    assert plan.axes == {"size": ("s", "m"), "mult": ("x5", "x20")} and not [one for one in plan.notes if "mine" in one]
+    assert plan["s-one-x5-wd0.1"].labels == {"size": "s", "layout": "one", "mult": "x5"}
+    notes = plan_of(LABELLED.replace("HUE", "layout").replace("WANTED", "x6")).notes
+    assert [one for one in notes if one.endswith("mine has nothing to show: no run has mult x6; there are x5, x20")]
+    with pytest.raises(ConfigError, match=r"there is no column 'sise'; did you mean 'size'\?"):
+        plan_of(LABELLED.replace("HUE", "sise").replace("WANTED", "x5"))

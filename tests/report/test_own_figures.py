@@ -10,6 +10,7 @@ from drawn_figures import drawn, drawn_by
 from fake_runs import FakeExperiment
 
 from megaboa.config.models.outputs import Figure
+from megaboa.records import SweepAxis
 from megaboa.report import fits, style
 from megaboa.report.drawing import draw, of_spec
 from megaboa.report.figures import LEARNING_RATE, standard_figures
@@ -17,6 +18,7 @@ from megaboa.report.frames import Frames
 from megaboa.report.kinds import mean_band
 from megaboa.report.notes import ReportError, left_out, of_curves
 from megaboa.report.runs import load_runs
+from megaboa.report.tables import runs_table
 
 VALUES = {
     f"lr{lr}-gbs{gbs}-seed{seed}": {"optimizer.lr": lr, "training.global_batch_size": gbs, "training.seed": seed}
@@ -491,6 +493,37 @@ def test_a_law_is_drawn_over_its_points_by_each_of_its_three_numbers(many):
         each = "budget of tokens" if x == "params" else "size"
         assert said.startswith(f"Lines: the law for each {each}, up to 2 times beyond its runs.")
         assert ("Dashed: the law for the best size of each compute, " in said) == (x == "train_flops")
+
+
+def test_an_axis_with_labels_is_a_column_whose_labels_keep_their_order(tmp_path):
+    """For colours, places on an axis, filters and tables. Its label tells all that it sets."""
+    experiment = FakeExperiment(tmp_path)
+    size, mult, values = {}, {}, {}
+    for place, one in enumerate(("s", "m", "a")):
+        for other, seed in (("x5", 1), ("x20", 2)):
+            name = f"{one}-{other}"
+            size[name], mult[name] = one, other
+            values[name] = {"optimizer.lr": 0.1 * (place + 1), "optimizer.eps": 1e-8, "training.seed": seed}
+            experiment.completed_run(name, steps=4, losses=dict.fromkeys(range(1, 5), 3.0 - place / 10 + seed))
+            experiment.measure(name)
+    labels = ("s", "m", "a")
+    axes = (
+        SweepAxis(name="size", labels=labels, runs=size),
+        SweepAxis(name="mult", labels=("x5", "x20"), runs=mult),
+    )
+    runs = load_runs(experiment.results)
+    study = Frames(runs, values, axes=axes)
+    [bars], table = drawn(study, kind="bar", x="size", y="loss.last", hue="mult", filter={"mult": "x20"})
+    assert table["size"].tolist() == [*labels] and [tick.get_text() for tick in bars.get_yticklabels()] == [*labels]
+    [lines], table = drawn(study, kind="line", x="size", y="loss.last", over="training.seed")
+    assert table["size"].tolist() == [*labels] and set(table["n"]) == {2}
+    lines.figure.canvas.draw()
+    assert [tick.get_text() for tick in lines.get_xticklabels()] == [*labels]
+    heat, table = drawn(study, kind="heat", x="size", y="mult", value="loss.last")
+    assert [tick.get_text() for tick in heat[0].get_xticklabels()] == [*labels]
+    drawn(study, kind="line", data="steps", x="step", y="loss", hue="size", dash="mult", facet="size")
+    found = runs_table(runs, study)
+    assert found["size"].tolist() == [size[name] for name in found["run"]] and "x5" in found["mult"].tolist()
 
 
 def test_a_run_that_continues_has_its_parents_tokens_and_its_own_step_times(tmp_path):

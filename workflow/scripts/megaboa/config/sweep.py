@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from megaboa.config import check, config_keys, keys
@@ -15,11 +15,13 @@ from megaboa.records import Tree
 
 @dataclass(frozen=True)
 class Option:
-    """One choice of a factor: its part of the run's name, and the values that it sets, by path."""
+    """One choice of a factor: its part of the run's name, and the values that it sets, by path. `labels`: by axis, of
+    axes that have labels."""
 
     name: str
     values: dict[Path, Any]
     place: tuple[str | int, ...]
+    labels: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,8 @@ class _Reader:
         """The options of one axis: plain values of a key, or labels that set several keys."""
         if isinstance(given, dict):
             labelled = {label: values for label, values in given.items() if isinstance(values, dict)}
-            return tuple(self.option((*place, label), label, values) for label, values in labelled.items())
+            options = [self.option((*place, label), label, values) for label, values in labelled.items()]
+            return tuple(replace(option, labels={axis: option.name}) for option in options)
         if not isinstance(given, list):
             return ()
         path = self.path(place, axis)
@@ -111,7 +114,8 @@ class _Reader:
 
     def together(self, options: tuple[Option, ...]) -> Option:
         values = {path: value for option in options for path, value in option.values.items()}
-        return Option("-".join(option.name for option in options), values, options[0].place)
+        labels = {axis: label for option in options for axis, label in option.labels.items()}
+        return Option("-".join(option.name for option in options), values, options[0].place, labels)
 
     def path_of_value(self, key: str, value: Any) -> Path:
         return keys.split(key, {"models": self.models}, value)

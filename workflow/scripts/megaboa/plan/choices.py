@@ -27,13 +27,14 @@ Place = tuple[str | int, ...]
 
 @dataclass(frozen=True)
 class Choice:
-    """One combination of the sweep: a run before it is resolved."""
+    """One combination of the sweep: a run before it is resolved. `labels`: by axis, of axes that have labels."""
 
     name: str
     values: dict[TreePath, Any]
     place: Place
     reference: str | None = None  # for a run added by an agreement: the run that it is derived from
     places: dict[TreePath, Place] = field(default_factory=dict)  # of values, where `place` is of the whole sweep
+    labels: dict[str, str] = field(default_factory=dict)
 
 
 def choices_of(loaded: LoadedExperiment) -> Iterator[Choice]:
@@ -64,10 +65,12 @@ def _added(loaded: LoadedExperiment, reference: Choice) -> Iterator[Choice]:
     groups = [one for one in loaded.experiment.report.agreements if one.reference == reference.name]
     place = ("report", "agreements", loaded.experiment.report.agreements.index(groups[0]))
     for number, name in enumerate(twins(reference.name, max(one.twins for one in groups)), start=1):
-        yield Choice(name, {**reference.values, NUDGE: number}, (*place, "twins"), reference.name)
+        values = {**reference.values, NUDGE: number}
+        yield Choice(name, values, (*place, "twins"), reference.name, reference.labels)
     first = reference.values.get(SEED, loaded.experiment.training.seed)
     for number, name in enumerate(seeds(reference.name, max(one.seeds for one in groups)), start=1):
-        yield Choice(name, {**reference.values, SEED: first + number}, (*place, "seeds"), reference.name)
+        values = {**reference.values, SEED: first + number}
+        yield Choice(name, values, (*place, "seeds"), reference.name, reference.labels)
 
 
 def of_sweep(loaded: LoadedExperiment) -> Iterator[Choice]:
@@ -76,7 +79,7 @@ def of_sweep(loaded: LoadedExperiment) -> Iterator[Choice]:
         yield Choice("run", {}, ())
     elif len(loaded.factors) == 1:
         for option in loaded.factors[0].options:
-            yield Choice(option.name, option.values, option.place)
+            yield Choice(option.name, option.values, option.place, labels=option.labels)
     else:
         for options in itertools.product(*(factor.options for factor in loaded.factors)):
             yield _with_parent_of_its_cell(_join(options), options, loaded)
@@ -85,7 +88,8 @@ def of_sweep(loaded: LoadedExperiment) -> Iterator[Choice]:
 def _join(options: tuple[Option, ...]) -> Choice:
     values = {path: value for option in options for path, value in option.values.items()}
     places = {path: option.place for option in options for path in option.values}
-    return Choice("-".join(option.name for option in options), values, ("sweep",), places=places)
+    labels = {axis: label for option in options for axis, label in option.labels.items()}
+    return Choice("-".join(option.name for option in options), values, ("sweep",), places=places, labels=labels)
 
 
 def _with_parent_of_its_cell(choice: Choice, options: tuple[Option, ...], loaded: LoadedExperiment) -> Choice:

@@ -138,6 +138,7 @@ class RunPlanner:
             profile=documents.profile(config),
             row=row,
             facts=facts,
+            labels=choice.labels,
         )
 
     def validate(self, raw: Tree) -> Experiment:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -41,6 +41,7 @@ class Run:
     row: Tree
     facts: Facts
     costs: Costs | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)  # by axis of the sweep, of axes that have labels
 
     @property
     def step_seconds(self) -> float | None:
@@ -109,6 +110,7 @@ class Plan:
     excluded: tuple[str, ...] = ()  # runs that `sweep.exclude` leaves out
     warnings: dict[str, list[str]] = field(default_factory=dict)  # warning -> runs that it applies to
     swept: tuple[str, ...] = ()  # keys of the sweep, also those that only runs set that are left out
+    axes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # of the sweep: labels, where these are columns
     notes: tuple[str, ...] = ()  # changes by the environment, and values that the sweep replaces
 
     @property

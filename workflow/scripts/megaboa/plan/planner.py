@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from megaboa import blends, files, metrics
 from megaboa.check import costs, outcome
@@ -16,6 +16,7 @@ from megaboa.config.models.outputs import Along, Figure, Scalar
 from megaboa.config.models.resources import Budget
 from megaboa.config.problems import choose, no_value, some_nearest
 from megaboa.config.published import PublishedError, load_published
+from megaboa.config.sweep import Factor
 from megaboa.config.yaml_file import dotted
 from megaboa.data import tokenizer
 from megaboa.data.hub import is_id
@@ -115,7 +116,8 @@ class _Planner:
         if sound and self.base.tune.trials_of is None:  # trials of settings may differ in what changes no loss
             pairs = [(one.reference, run) for one in agreements if one.tensors for run in one.runs]
             self.check_same(runs, repeated=set(map(frozenset, pairs)))
-        asked.check_figures(swept, apart)
+        axes = own_columns(self.loaded.factors, swept)
+        asked.check_figures((*swept, *axes), apart)
         published = asked.published()
         asked.check_baseline(self.results)
         if why := obstacle(self.base.store):
@@ -131,6 +133,7 @@ class _Planner:
             published=published,
             warnings=self.each.warnings,
             swept=swept,
+            axes=axes,
         )
         return replace(plan, notes=(*self.loaded.notes, *of_store(self.base.store), *empty_figures(plan)))
 
@@ -533,7 +536,8 @@ class Asked:
         return result
 
     def check_figures(self, swept: Collection[str], apart: Mapping[str, Mapping[str, str]]) -> None:
-        """`swept`: keys of the sweep, which are columns, too, also where runs that set them are left out or wrong.
+        """`swept`: keys and axes of the sweep, which are columns, too, also where runs that set them are left out or
+        wrong.
         `apart`: names of validation sets in the report, by set and run."""
         seen: set[str] = set()
         for index, figure in enumerate(self.experiment.report.figures):
@@ -582,8 +586,9 @@ def empty_figures(plan: Plan) -> list[str]:
     """A warning for each figure whose filter no run of the plan can match."""
     others, found = values_of_others(plan), []
     for index, figure in enumerate(plan.experiment.report.figures):
-        for column in figure.filter.keys() & {"model", *plan.swept}:
-            values = [{"model": run.model, **others.get(run.name, {}), **run.values}[column] for run in plan.runs]
+        for column in figure.filter.keys() & {"model", *plan.swept, *plan.axes}:
+            known = ({"model": run.model, **others.get(run.name, {}), **run.labels, **run.values} for run in plan.runs)
+            values = [of_run[column] for of_run in known]
             asked = figure.wanted(column)
             there = list(dict.fromkeys(map(text, values)))
             # a recipe decides None; blends and lists have other names in the report
@@ -593,11 +598,25 @@ def empty_figures(plan: Plan) -> list[str]:
     return found
 
 
+_PLANNED = [name for name in documents.COLUMNS if name not in ("tokens", "state", "why")]
+
+
+def own_columns(factors: Iterable[Factor], swept: Collection[str]) -> dict[str, tuple[str, ...]]:
+    """The labels of each axis of the sweep that has some, in their order, unless tables have another column of the
+    axis's name."""
+    found: dict[str, dict[str, None]] = {}
+    for factor in factors:
+        for option in factor.options:
+            for axis, label in option.labels.items():
+                found.setdefault(axis, {})[label] = None
+    others = {*documents.COLUMNS, *swept, *(name for rows in get_args(metrics.Rows) for name in metrics.columns(rows))}
+    return {axis: tuple(labels) for axis, labels in found.items() if axis not in others}
+
+
 def column_problem(figure: Figure, swept: Iterable[str]) -> tuple[str, str] | None:
-    """The key of a figure that names an unknown column, and the problem; None if all are known. `swept`: keys of the
-    sweep."""
-    planned = (name for name in documents.COLUMNS if name not in ("tokens", "state", "why"))
-    known = dict.fromkeys([*metrics.columns(figure.data), *planned, *metrics.columns("runs"), *swept])
+    """The key of a figure that names an unknown column, and the problem; None if all are known. `swept`: keys and axes
+    of the sweep."""
+    known = dict.fromkeys([*metrics.columns(figure.data), *_PLANNED, *metrics.columns("runs"), *swept])
     for key in AXES_OF_FIGURES:
         name = getattr(figure, key)
         if name is not None and name not in known and not name.startswith((metrics.EVALUATION, *metrics.LOSSES)):

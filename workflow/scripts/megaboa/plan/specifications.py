@@ -37,6 +37,7 @@ from megaboa.records import (
     ReportSpec,
     RunsSpec,
     Setting,
+    SweepAxis,
     TensorsSpec,
     TextSpec,
     TokenizerSpec,
@@ -276,6 +277,10 @@ def _report(shared: Shared) -> ReportSpec:
         figures=tuple(figure.model_dump(mode="json") for figure in wanted.figures),
         values={run.name: run.values for run in shared.plan.runs},
         unset=values_of_others(shared.plan),
+        axes=tuple(
+            SweepAxis(name=axis, labels=labels, runs={run.name: run.labels[axis] for run in shared.plan.runs})
+            for axis, labels in shared.plan.axes.items()
+        ),
         proofs=(*shared.import_proofs, *shared.export_proofs),
         profiles=tuple(shared.profiled_runs),
         evaluated=tuple(shared.plan.evaluated),

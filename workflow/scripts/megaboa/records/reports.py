@@ -48,6 +48,15 @@ class BaselineSpec(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
+class SweepAxis(Record):
+    """An axis of the sweep whose values have labels, in their order. `runs`: the label of each run."""
+
+    name: str
+    labels: tuple[str, ...]
+    runs: dict[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
 class ReportSpec(Record):
     """specs/report.json"""
 
@@ -63,6 +72,7 @@ class ReportSpec(Record):
     values: dict[str, Tree] | None = None  # by run: what it sets of the swept keys
     # by run: what it has of the swept keys that only other runs set; null if that is unknown
     unset: dict[str, Tree] = field(default_factory=dict, metadata=IF_SET)
+    axes: tuple[SweepAxis, ...] = field(default=(), metadata=IF_SET)
     profiles: tuple[str, ...] = ()
     evaluated: tuple[str, ...] = ()
     along: tuple[str, ...] = field(default=(), metadata=IF_SET)  # runs that are exported during their training

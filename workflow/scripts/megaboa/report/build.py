@@ -68,7 +68,8 @@ def make(wanted: Wanted) -> str:
     runs, interim = load_interim(results) if wanted.is_careful else (load_runs(results), None)
     corpora, checks = load_corpora(results), _checks(wanted, asked, runs)
     expected = load_expected(results, runs)
-    frames = Frames(passed(runs), asked.values, {one.run: one.predicted_gib for one in expected}, asked.unset)
+    predicted = {one.run: one.predicted_gib for one in expected}
+    frames = Frames(passed(runs), asked.values, predicted, asked.unset, asked.axes)
     own = [Figure.model_validate(figure) for figure in asked.figures]
     drawn = draw(runs, corpora, asked.agreements, captions, folder, frames, own, wanted.interim)
     without = unprofiled(results, asked) if wanted.is_careful else ()

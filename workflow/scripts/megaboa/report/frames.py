@@ -12,6 +12,7 @@ import pandas as pd
 from megaboa import blends, metrics
 from megaboa.config.models.outputs import Figure
 from megaboa.formats import text
+from megaboa.records import SweepAxis
 from megaboa.report.runs import RunResult
 
 SEED = "training.seed"
@@ -27,7 +28,7 @@ class Frames:
     """Tables of the runs that passed.
 
     `values`: what each run sets in the sweep; `unset`: what it has of the keys that only other runs set; `predicted`:
-    GiB by preflight.
+    GiB by preflight; `axes`: those of the sweep that have labels.
     """
 
     def __init__(
@@ -36,11 +37,13 @@ class Frames:
         values: Mapping[str, Mapping[str, Any]] | None = None,
         predicted: Mapping[str, float | None] | None = None,
         unset: Mapping[str, Mapping[str, Any]] | None = None,
+        axes: Sequence[SweepAxis] = (),
     ) -> None:
         self._runs = list(runs)
         self._values = _with_named_blends(values or {})
         self._predicted = predicted or {}
         self._unset = _with_named_blends(unset or {})
+        self._axes = {axis.name: axis for axis in axes}
 
     def of(self, figure: Figure) -> pd.DataFrame:
         """The rows and columns that a figure shows, with the name of the run."""
@@ -129,7 +132,10 @@ class Frames:
 
     def _determined_by(self, x: str) -> list[str]:
         """The swept keys, and the model, that have one value for each value of a column of the configuration, and the
-        other way round: `lr` tells `optimizer.lr`, and `params` the model."""
+        other way round: `lr` tells `optimizer.lr`, and `params` the model. An axis's label tells all that it sets."""
+        if x in self._axes and x in self.runs.columns:
+            keys = [*self.swept, "model"]
+            return [key for key in keys if not self.runs[[x, key]].astype(str).drop_duplicates()[x].duplicated().any()]
         planned = {*self.swept, PARAMS, TOKENS, *(name for run in self._runs for name in run.plan)}
         if x not in planned or x not in self.runs.columns:
             return []
@@ -143,12 +149,14 @@ class Frames:
         return list(dict.fromkeys(name for values in self._values.values() for name in values))
 
     def swept_by(self, runs: Sequence[str]) -> dict[str, list[Any]]:
-        """The values of these runs, also of those that didn't pass, of each swept key in which they differ."""
+        """The values of these runs, also of those that didn't pass, of each swept key in which they differ, and their
+        labels."""
         found = {key: [self._unset.get(run, {}).get(key) for run in runs] for key in self.swept}
         for key, values in found.items():
             for place, run in enumerate(runs):
                 values[place] = self._values.get(run, {}).get(key, values[place])
-        return {key: values for key, values in found.items() if len({text(value) for value in values}) > 1}
+        labels = {axis.name: [axis.runs.get(run) for run in runs] for axis in self._axes.values()}
+        return {key: values for key, values in {**labels, **found}.items() if len(set(map(text, values))) > 1}
 
     def is_number(self, name: str) -> bool:
         return pd.api.types.is_numeric_dtype(self.runs[name])
@@ -173,6 +181,8 @@ class Frames:
         for name in table.columns:
             if name not in ("run", "model", "setting", "layout") and table[name].dtype == object:
                 table[name] = _numbers(table[name])
+        for name, axis in self._axes.items():
+            table[name] = pd.Categorical(table["run"].map(axis.runs), categories=axis.labels, ordered=True)
         rate = table["tokens_per_second_per_gpu"]
         fewest = table.groupby("model")["world_size"].transform("min")
         base = rate.where(table["world_size"] == fewest).groupby(table["model"]).transform("max")

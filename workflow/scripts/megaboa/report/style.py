@@ -19,6 +19,8 @@ import numpy as np
 import pandas as pd
 import seaborn
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.category import UnitData
 from matplotlib.figure import Figure as Drawing
 from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
@@ -304,11 +306,16 @@ def finish(axes: Axes, spec: Figure, alone: bool = True) -> None:
             (axes.set_xscale if which == "x" else axes.set_yscale)("log")
             axis.set_major_formatter(LogText())
             axis.set_minor_formatter(LogText(labelOnlyBase=False))
-        elif name not in ("loss", "lr"):
+        elif name not in ("loss", "lr") and not _has_names(axis):
             axis.set_major_formatter(formatter(name))
-    if "x" not in spec.log:
+    if "x" not in spec.log and not _has_names(axes.xaxis):
         few = {} if alone else {"nbins": 3, "steps": [1, 2, 5, 10]}
         axes.xaxis.set_major_locator(MaxNLocator(**{"nbins": 6, "integer": spec.x in ("step", "world_size")} | few))
+
+
+def _has_names(axis: Axis) -> bool:
+    """Whether Matplotlib has placed names on the axis, such as models or labels, and not numbers."""
+    return isinstance(axis.units, UnitData)
 
 
 def formatter(name: str | None) -> FuncFormatter:
