@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 
 from megaboa.config import ConfigError
+from megaboa.plan import specifications
+from megaboa.plan.shared import Shared
+from megaboa.records import ReportSpec, parse
 
 
 @pytest.mark.parametrize(
@@ -54,11 +57,17 @@ LABELLED = (
 )
 
 
-def test_an_axis_with_labels_is_a_column(plan_of):
+def test_an_axis_with_labels_is_a_column(plan_of, tmp_path):
     """One that is called as another column is not."""
     plan = plan_of(LABELLED.replace("HUE", "size").replace("WANTED", "x5"))
     assert plan.axes == {"size": ("s", "m"), "mult": ("x5", "x20")} and not [one for one in plan.notes if "mine" in one]
     assert plan["s-one-x5-wd0.1"].labels == {"size": "s", "layout": "one", "mult": "x5"}
+    report = parse(ReportSpec, specifications.contents(Shared(plan, tmp_path))["report.json"], "report.json")
+    assert [(axis.name, axis.labels) for axis in report.axes] == [*plan.axes.items()]
+    assert report.axes[0].runs == {run.name: run.name.partition("-")[0] for run in plan.runs}
+    agreed = "report: {agreements: [{reference: s-one-x5-wd0.1, runs: [m-one-x5-wd0.1], twins: 1}], "
+    twin = plan_of(LABELLED.replace("HUE", "size").replace("WANTED", "x5").replace("report: {", agreed))
+    assert twin["s-one-x5-wd0.1-twin1"].labels == plan["s-one-x5-wd0.1"].labels
     notes = plan_of(LABELLED.replace("HUE", "layout").replace("WANTED", "x6")).notes
     assert [one for one in notes if one.endswith("mine has nothing to show: no run has mult x6; there are x5, x20")]
     with pytest.raises(ConfigError, match=r"there is no column 'sise'; did you mean 'size'\?"):

@@ -66,11 +66,11 @@ def _added(loaded: LoadedExperiment, reference: Choice) -> Iterator[Choice]:
     place = ("report", "agreements", loaded.experiment.report.agreements.index(groups[0]))
     for number, name in enumerate(twins(reference.name, max(one.twins for one in groups)), start=1):
         values = {**reference.values, NUDGE: number}
-        yield Choice(name, values, (*place, "twins"), reference.name, reference.labels)
+        yield Choice(name, values, (*place, "twins"), reference.name, labels=reference.labels)
     first = reference.values.get(SEED, loaded.experiment.training.seed)
     for number, name in enumerate(seeds(reference.name, max(one.seeds for one in groups)), start=1):
         values = {**reference.values, SEED: first + number}
-        yield Choice(name, values, (*place, "seeds"), reference.name, reference.labels)
+        yield Choice(name, values, (*place, "seeds"), reference.name, labels=reference.labels)
 
 
 def of_sweep(loaded: LoadedExperiment) -> Iterator[Choice]:
