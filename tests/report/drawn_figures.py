@@ -9,12 +9,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawing
 
 from megaboa.config.models.outputs import Figure
+from megaboa.report import style
 from megaboa.report.drawing import of_spec
 from megaboa.report.frames import Frames
 
 
 def drawn_by(spec: Figure, frames: Frames) -> tuple[Drawing, pd.DataFrame]:
     """The figure of a specification, and the table of what it shows."""
+    style.apply_style()
     found = of_spec(spec, frames)
     return found.figure, found.table
 

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from megaboa.config.models.outputs import Figure
 from megaboa.metrics import VALIDATION_SET
-from megaboa.report import kinds, style
+from megaboa.report import kinds
 from megaboa.report.contents import Contents
 from megaboa.report.drawing import draw, of_spec
 from megaboa.report.figures import LEARNING_RATE, STEP_TIME, standard_figures
@@ -48,7 +48,6 @@ def runs(tmp_path_factory):
         for entry in run.summary["validation"]:
             entry["losses"][f"{VALIDATION_SET}law"] = entry["losses"]["lm loss"] + 3
         run.summary["validation"][-1]["losses"]["lm loss"] = 7 - 100 * lr
-    style.apply_style()
     return found
 
 

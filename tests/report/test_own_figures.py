@@ -37,7 +37,6 @@ def frames(tmp_path_factory):
         losses = {step: 5 - lr * 100 * step - gbs / 100 + seed / 10 for step in range(1, 11)}
         experiment.completed_run(name, steps=10, losses=losses)
         experiment.measure(name)
-    style.apply_style()
     return Frames(load_runs(experiment.results), VALUES)
 
 
@@ -176,7 +175,6 @@ def one_with_tp(tmp_path_factory):
         start = 5 - 100 * given["optimizer.lr"] + given["training.seed"] / 10
         experiment.completed_run(name, steps=10, losses={step: start - step / 10 for step in range(1, 11)})
         experiment.measure(name)
-    style.apply_style()
     return Frames(load_runs(experiment.results), values, unset=unset)
 
 
@@ -416,7 +414,6 @@ def test_three_hundred_runs_stay_readable(tmp_path):
     for index in range(300):
         experiment.completed_run(f"lr{index}", steps=10, losses=dict.fromkeys(range(1, 11), 5 + index / 100))
         experiment.measure(f"lr{index}")
-    style.apply_style()
     frames = Frames(load_runs(experiment.results))
     [axes], table = drawn(frames, kind="line", data="steps", x="step", y="loss")
     assert [line.get_label() for line in axes.lines] == ["median of 300 runs", "lr0", "lr299"]
@@ -459,7 +456,6 @@ def test_axes_keep_their_height_whatever_the_legend_names(tmp_path, runs):
         experiment.completed_run(name, steps=3, losses={1: 5 + index, 2: 4, 3: 3})
         experiment.measure(name)
         values[name] = {"optimizer.lr": index / 1000}
-    style.apply_style()
     [axes], _ = drawn(Frames(load_runs(experiment.results), values), kind="line", data="steps", x="step", y="loss")
     figure = axes.figure
     figure.canvas.draw()
