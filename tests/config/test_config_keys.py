@@ -80,3 +80,11 @@ def test_a_value_of_another_type_is_named(key, value, said):
 def test_null_leaves_a_key_to_a_class_that_takes_it():
     allowed = {"head_dim": None, "num_key_value_heads": None, "sliding_window": None, "rms_norm_eps": 1}
     assert list(config_keys.mistyped({"model_type": "qwen3", **allowed})) == []
+
+
+def test_a_swept_value_is_named_with_its_own_key():
+    raw = {"models": {"a": {"config": {"model_type": "qwen3"}}}}
+    path = ("models", "a", "config", "rope_scaling")
+    said = config_keys.wrong_value(path, {"rope_type": "llama3", "rope_theta": "1e4"}, raw)
+    assert said == ["rope_theta: '1e4' must be a number, without quotes"]
+    assert config_keys.wrong_value((*path, "rope_theta"), "1e4", raw) == ["'1e4' must be a number, without quotes"]

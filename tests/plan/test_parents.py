@@ -360,6 +360,13 @@ def test_a_rate_that_falls_with_the_first_step_is_said(plan_of: PlanOf, given: s
         assert text.endswith("; `decay: WSD` with `wsd_decay_iters: 10` begins to fall there")
 
 
+def test_wsd_is_no_remedy_where_the_parent_had_left_its_peak(plan_of: PlanOf) -> None:
+    b = "{continue_from: small/trunk@80, training.train_iters: 85, schedule.decay: cosine}"
+    text = TRUNK.format(b=b).replace("schedule.decay: constant", "schedule.decay: cosine")
+    [said] = [one for one in plan_of(text, device="cpu").warnings if "falls at once" in one]
+    assert "wsd_decay_iters" not in said
+
+
 @pytest.mark.parametrize("decay", ["linear", "cosine", "inverse-square-root", "WSD"])
 def test_a_schedule_that_goes_on_does_not_fall_at_once(plan_of: PlanOf, decay: str) -> None:
     b = "{continue_from: small/trunk@98, training.seed: 2}"

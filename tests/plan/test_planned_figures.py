@@ -72,3 +72,12 @@ def test_an_axis_with_labels_is_a_column(plan_of, tmp_path):
     assert [one for one in notes if one.endswith("mine has nothing to show: no run has mult x6; there are x5, x20")]
     with pytest.raises(ConfigError, match=r"there is no column 'sise'; did you mean 'size'\?"):
         plan_of(LABELLED.replace("HUE", "sise").replace("WANTED", "x5"))
+
+
+@pytest.mark.parametrize("asked", ["log: [x]", "fit: optimum"])
+def test_labels_are_no_numbers(plan_of, asked):
+    figure = f"{{name: mine, kind: scatter, x: size, y: loss.last, {asked}}}"
+    text = LABELLED.partition("report:")[0] + f"report: {{figures: [{figure}]}}\n"
+    with pytest.raises(ConfigError, match=r"needs numbers, and x: size has labels") as raised:
+        plan_of(text)
+    assert [one.key for one in raised.value.problems] == [f"report.figures[0].{asked.partition(':')[0]}"]

@@ -86,7 +86,7 @@ def repeated(params, tokens, times):
         (
             np.append(SIZES, 1e7),
             np.append(20 * SIZES, 8e8),
-            "tokens are proportional to parameters in all runs but one",
+            "tokens are proportional to parameters in all combinations but one",
         ),
         (SIZES[:3], np.array([1e8, 1e9, 5e9]), "these runs have 3 combinations of size and budget"),
         (*repeated(SIZES[:4], np.array([1e8, 1e9, 5e9, 1e8]), 3), "these runs have 4 combinations of size and budget"),

@@ -20,7 +20,8 @@ def warmup_ends_before_the_decay(f: Facts) -> Broken | None:
 
 def wsd_decays_after_warmup(f: Facts) -> Broken | None:
     """WSD's decay has a length, and begins when warm-up is over: Bridge lets it last as long as the run where none is
-    set, and the rate falls at once to where a decay of that length would be."""
+    set, and the rate falls at once to where a decay of that length would be. Without warm-up it falls slowly, and the
+    constant part is missing."""
     training, key = f.training, "schedule.wsd_decay_iters"
     length, end = training.wsd_decay_iters, training.decay_iters or training.iters
     if training.decay != "WSD" or end is None or training.warmup_iters >= end:
@@ -28,7 +29,8 @@ def wsd_decays_after_warmup(f: Facts) -> Broken | None:
     room = end - training.warmup_iters
     if length is None:
         text = f"null with schedule.decay: WSD, so the decay would last as long as the run ({end} steps)"
-        return Broken(key, text, (min(room, max(1, end // 10)),))
+        kind = Broken if training.warmup_iters else warning
+        return kind(key, text, (min(room, max(1, end // 10)),))
     if length <= room:
         return None
     text = f"{length}, and the decay has {room} steps, from the end of warm-up to step {end}: the rate would drop there"

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from megaboa.config.problems import nearest, show
+from megaboa.config.yaml_file import dotted
 from megaboa.files import read_json
 from megaboa.records import Tree
 
@@ -82,7 +83,9 @@ def _wrong_type(key: str, value: Any) -> str | None:
 
 def wrong_value(path: tuple[str, ...], value: Any, raw: Tree) -> list[str]:
     """The problems of a value that a sweep gives a key in a model's config."""
-    return [message for _, message in mistyped(_alone(path, value, raw))]
+    depth = len(path) - 3  # of the swept key in the config
+    found = [(part[depth:], message) for part, message in mistyped(_alone(path, value, raw))]
+    return [f"{dotted(inside)}: {message}" if inside else message for inside, message in found]
 
 
 def unknown_path(path: tuple[str, ...], raw: Tree) -> str | None:

@@ -183,7 +183,9 @@ def falls_at_once(parent: ParentRun, run: Run, step: int) -> str | None:
     else:
         key, why = "schedule.decay", f"{own.decay}, which counts from the first step of all parents"
     left = own.end - step
-    remedy = f"; `decay: WSD` with `wsd_decay_iters: {left}` begins to fall there" if left > 0 else ""
+    # WSD stays at its peak until its decay begins.
+    is_at_peak = last >= 0.99 * own.peak
+    remedy = f"; `decay: WSD` with `wsd_decay_iters: {left}` begins to fall there" if left > 0 and is_at_peak else ""
     return (
         f"continue_from: the learning rate falls at once, from {last:.3g} in step {step} of {parent.name} to "
         f"{first:.3g} in the next ({key}: {why}){remedy}"

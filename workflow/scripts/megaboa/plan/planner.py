@@ -117,7 +117,7 @@ class _Planner:
             pairs = [(one.reference, run) for one in agreements if one.tensors for run in one.runs]
             self.check_same(runs, repeated=set(map(frozenset, pairs)))
         axes = own_columns(self.loaded.factors, swept)
-        asked.check_figures((*swept, *axes), apart)
+        asked.check_figures(swept, axes, apart)
         published = asked.published()
         asked.check_baseline(self.results)
         if why := obstacle(self.base.store):
@@ -535,15 +535,17 @@ class Asked:
             )
         return result
 
-    def check_figures(self, swept: Collection[str], apart: Mapping[str, Mapping[str, str]]) -> None:
-        """`swept`: keys and axes of the sweep, which are columns, too, also where runs that set them are left out or
-        wrong.
+    def check_figures(
+        self, swept: Collection[str], axes: Collection[str], apart: Mapping[str, Mapping[str, str]]
+    ) -> None:
+        """`swept`: keys of the sweep, which are columns, too, also where runs that set them are left out or wrong.
+        `axes`: axes of the sweep that are columns of labels.
         `apart`: names of validation sets in the report, by set and run."""
         seen: set[str] = set()
         for index, figure in enumerate(self.experiment.report.figures):
             path = ("report", "figures", index)
-            if found := column_problem(figure, swept):
-                self.problems.add((*path, found[0]), found[1])
+            for key, problem in filter(None, (column_problem(figure, (*swept, *axes)), label_problem(figure, axes))):
+                self.problems.add((*path, key), problem)
             for key in AXES_OF_FIGURES:
                 prefix, column = metrics.VALIDATION_SET, str(getattr(figure, key))
                 if column.startswith(prefix) and (names := apart.get(column.removeprefix(prefix))):
@@ -611,6 +613,16 @@ def own_columns(factors: Iterable[Factor], swept: Collection[str]) -> dict[str, 
                 found.setdefault(axis, {})[label] = None
     others = {*documents.COLUMNS, *swept, *(name for rows in get_args(metrics.Rows) for name in metrics.columns(rows))}
     return {axis: tuple(labels) for axis, labels in found.items() if axis not in others}
+
+
+def label_problem(figure: Figure, axes: Collection[str]) -> tuple[str, str] | None:
+    """The key of a figure that needs numbers where an axis of the sweep has labels, and the problem."""
+    for key in ("x", "y"):
+        name = getattr(figure, key)
+        if name in axes and (key in figure.log or figure.fit):
+            asked = "log" if key in figure.log else "fit"
+            return asked, f"needs numbers, and {key}: {name} has labels: name a key that they set, or remove it"
+    return None
 
 
 def column_problem(figure: Figure, swept: Iterable[str]) -> tuple[str, str] | None:

@@ -176,12 +176,12 @@ def _pairs(params: Points, tokens: Points) -> Points:
 def _on_a_line(params: Points, tokens: Points) -> str:
     """Why the law isn't determined, if tokens follow from parameters in all runs, or in all but one; empty otherwise.
 
-    On such a line the loss is a function of one variable, and the two power laws of a sum can change places.
+    On such a line the loss is a function of one variable, which tells nothing of two.
     """
     pairs = _pairs(params, tokens)
     for which in range(-1, pairs.shape[1]):
         n, d = np.log(pairs if which < 0 else np.delete(pairs, which, axis=1))
-        all_runs = "all runs" if which < 0 else "all runs but one"
+        all_runs = "all runs" if which < 0 else "all combinations but one"
         if (d - n).std() < ON_A_LINE:
             each = np.exp(np.median(d - n))
             return f"tokens are proportional to parameters in {all_runs} ({each:.3g} per parameter); {_VARY}"
