@@ -14,7 +14,7 @@ from rule_cases.pipeline import INTERLEAVED
 from megaboa import layout
 from megaboa.check import kind as kind_rules
 from megaboa.check import table
-from megaboa.check.facts import FIELDS
+from megaboa.check.fact_sources import FIELDS
 from megaboa.check.rule import divisors, multiples, sentence
 from megaboa.config import keys
 from megaboa.model_kinds import KINDS

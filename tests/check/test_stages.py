@@ -1,6 +1,7 @@
 import pytest
 
-from megaboa.check.facts import Facts, Model, Training, with_overrides
+from megaboa.check.fact_sources import with_overrides
+from megaboa.check.facts import Facts, Model, Training
 from megaboa.check.stages import Stage, in_flight, stages
 from megaboa.layout import Layout
 

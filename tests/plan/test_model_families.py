@@ -15,7 +15,7 @@ import pytest
 import megaboa
 from megaboa.calls.beginning import introduce
 from megaboa.check import fit, tensors
-from megaboa.check.facts import FIELDS
+from megaboa.check.fact_sources import FIELDS
 from megaboa.config import ConfigError
 from megaboa.plan import families, run_facts, specifications
 from megaboa.plan.families import UnknownFamilyError, count_parameters
@@ -29,7 +29,8 @@ import dataclasses
 import json
 from types import SimpleNamespace
 from megaboa.bridge import config_facts
-from megaboa.check.facts import Facts, overlay
+from megaboa.check.fact_sources import overlay
+from megaboa.check.facts import Facts
 from megatron.bridge import AutoBridge
 from transformers import AutoConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as NAMES

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from declared import declared
 
-from megaboa.check.facts import FIELDS
+from megaboa.check.fact_sources import FIELDS
 from megaboa.plan.documents import is_trained
 from megaboa.records import LossSpike, plain
 

@@ -11,7 +11,7 @@ import pytest
 from ordinary_user import as_ordinary_user
 
 from megaboa.check import costs
-from megaboa.check.facts import with_overrides
+from megaboa.check.fact_sources import with_overrides
 from megaboa.config import ConfigError, load
 from megaboa.plan import Plan, make_plan
 from megaboa.plan.planner import with_costs

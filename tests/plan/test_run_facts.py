@@ -5,7 +5,7 @@ import json
 import pytest
 
 from megaboa.check import fit, refusals, table
-from megaboa.check.facts import FIELDS, OVERWRITTEN
+from megaboa.check.fact_sources import FIELDS, OVERWRITTEN
 from megaboa.config import ConfigError
 from megaboa.plan import specifications
 from megaboa.plan.quantities import Quantities

@@ -10,7 +10,7 @@ from fake_runs import FakeExperiment
 
 from megaboa import metrics
 from megaboa.config.models.outputs import Figure
-from megaboa.plan.planner import column_problem
+from megaboa.plan.planned_figures import column_problem
 from megaboa.records import Goodput, Spread, Summary
 from megaboa.report import page
 from megaboa.report.frames import Frames

@@ -14,7 +14,8 @@ from megatron.bridge.utils.cuda_graph import is_full_iteration_cuda_graph as is_
 
 from megaboa import bridge_recipes
 from megaboa.bridge import forward_steps, kernels
-from megaboa.check.facts import FIELDS, Cluster, Facts, Model, Training, not_a, overlay
+from megaboa.check.fact_sources import FIELDS, not_a, overlay
+from megaboa.check.facts import Cluster, Facts, Model, Training
 from megaboa.layout import Layout
 from megaboa.records import LaunchSpec, ProfileSpec, RunSpec
 

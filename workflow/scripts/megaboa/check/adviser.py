@@ -10,7 +10,8 @@ from itertools import product
 from typing import Any
 
 from megaboa.check import calibration, fit, memory, speed, table
-from megaboa.check.facts import FIELDS, Facts, of_key, with_keys
+from megaboa.check.fact_sources import FIELDS, of_key, with_keys
+from megaboa.check.facts import Facts
 from megaboa.check.memory import GIB
 from megaboa.formats import counted
 from megaboa.layout import AXES, NAMES, Layout, words

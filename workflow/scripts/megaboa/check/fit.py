@@ -8,7 +8,8 @@ from typing import Any
 
 from megaboa import peaks
 from megaboa.check import memory
-from megaboa.check.facts import Facts, of_key, with_keys
+from megaboa.check.fact_sources import of_key, with_keys
+from megaboa.check.facts import Facts
 from megaboa.check.memory import GIB
 from megaboa.check.rule import Broken, warning
 from megaboa.records import Tree

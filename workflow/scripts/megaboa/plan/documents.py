@@ -8,7 +8,7 @@ from typing import Any
 
 from megaboa import bridge_recipes, files, layout, store
 from megaboa.blends import corpora, named, split_blends
-from megaboa.check.facts import FACTS
+from megaboa.check.fact_sources import FACTS
 from megaboa.config.formula import Number
 from megaboa.config.keys import is_emptied
 from megaboa.config.models.data import Data

@@ -11,7 +11,8 @@ from pydantic import ValidationError, create_model
 
 from megaboa import blends, files, model_kinds, recipe_files
 from megaboa.check import experts, pipeline, refusals, rope, table, tensors
-from megaboa.check.facts import Facts, not_a
+from megaboa.check.fact_sources import not_a
+from megaboa.check.facts import Facts
 from megaboa.check.facts import Model as ModelFacts
 from megaboa.check.rule import Finding, Rule, finding
 from megaboa.config import Experiment, LoadedExperiment, check, keys

@@ -4,38 +4,37 @@ from __future__ import annotations
 
 import fnmatch
 import itertools
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
-from megaboa import blends, files, metrics
+from megaboa import blends, files
 from megaboa.check import costs, outcome
 from megaboa.config import Experiment, LoadedExperiment, keys
-from megaboa.config.models.outputs import Along, Figure, Scalar
+from megaboa.config.models.outputs import Along
 from megaboa.config.models.resources import Budget
-from megaboa.config.problems import choose, no_value, some_nearest
+from megaboa.config.problems import choose
 from megaboa.config.published import PublishedError, load_published
-from megaboa.config.sweep import Factor
 from megaboa.config.yaml_file import dotted
 from megaboa.data import tokenizer
 from megaboa.data.hub import is_id
-from megaboa.formats import listed, some_of, text
+from megaboa.formats import listed, some_of
 from megaboa.layout import AXES, Layout
 from megaboa.paths import ExperimentFolder, RunFolder
-from megaboa.plan import device, documents, tasks
+from megaboa.plan import device, tasks
 from megaboa.plan.choices import Choice, Place, Problems, TreePath, bad_names, choices_of, of_sweep, seeds, twins
 from megaboa.plan.one_run import RunPlanner
 from megaboa.plan.parent_runs import SHOWN, kept_by, will_keep
 from megaboa.plan.parents import Parents, saved_for_other_layouts, split
 from megaboa.plan.plan import Invalid, Plan, Run
+from megaboa.plan.planned_figures import empty_figures, figure_problems, own_columns
 from megaboa.plan.run_facts import known_check
-from megaboa.plan.specifications import value_of, values_of_others
+from megaboa.plan.specifications import value_of
 from megaboa.records import AgreementSpec, ExportRecord, Preflight, Tree, read_if_there
 from megaboa.store import closed, obstacle
 
 MAX_RUNS = 100_000
-AXES_OF_FIGURES = ("x", "y", "value", "hue", "dash", "facet", "over")  # keys that name a column
 GATHERED = (
     "checkpoint.reshardable is true, as another run continues from this one in another layout: at each save every rank "
     "gathers the optimizer's state of its stage in the host's memory, 12 bytes per parameter"
@@ -117,7 +116,8 @@ class _Planner:
             pairs = [(one.reference, run) for one in agreements if one.tensors for run in one.runs]
             self.check_same(runs, repeated=set(map(frozenset, pairs)))
         axes = own_columns(self.loaded.factors, swept)
-        asked.check_figures(swept, axes, apart)
+        for path, problem in figure_problems(self.base.report.figures, swept, axes, apart):
+            self.problems.add(path, problem)
         published = asked.published()
         asked.check_baseline(self.results)
         if why := obstacle(self.base.store):
@@ -535,27 +535,6 @@ class Asked:
             )
         return result
 
-    def check_figures(
-        self, swept: Collection[str], axes: Collection[str], apart: Mapping[str, Mapping[str, str]]
-    ) -> None:
-        """`swept`: keys of the sweep, which are columns, too, also where runs that set them are left out or wrong.
-        `axes`: axes of the sweep that are columns of labels.
-        `apart`: names of validation sets in the report, by set and run."""
-        seen: set[str] = set()
-        for index, figure in enumerate(self.experiment.report.figures):
-            path = ("report", "figures", index)
-            for key, problem in filter(None, (column_problem(figure, (*swept, *axes)), label_problem(figure, axes))):
-                self.problems.add((*path, key), problem)
-            for key in AXES_OF_FIGURES:
-                prefix, column = metrics.VALIDATION_SET, str(getattr(figure, key))
-                if column.startswith(prefix) and (names := apart.get(column.removeprefix(prefix))):
-                    columns = listed([repr(f"{prefix}{name}") for name in dict.fromkeys(names.values())])
-                    message = f"has other documents in other runs, so there are the columns {columns}: name one of them"
-                    self.problems.add((*path, key), message)
-            if figure.name in seen:
-                self.problems.add((*path, "name"), f"two figures are called {figure.name!r}: rename one")
-            seen.add(figure.name)
-
     def published(self) -> Tree | None:
         name = self.experiment.report.compare_to
         try:
@@ -582,66 +561,3 @@ class Asked:
             else:
                 problem = f"{path}: is neither a bundle (.zip) nor a results folder (it has no plan.tsv)"
             self.problems.add(("report", "baseline", "path"), problem)
-
-
-def empty_figures(plan: Plan) -> list[str]:
-    """A warning for each figure whose filter no run of the plan can match."""
-    others, found = values_of_others(plan), []
-    for index, figure in enumerate(plan.experiment.report.figures):
-        for column in figure.filter.keys() & {"model", *plan.swept, *plan.axes}:
-            known = ({"model": run.model, **others.get(run.name, {}), **run.labels, **run.values} for run in plan.runs)
-            values = [of_run[column] for of_run in known]
-            asked = figure.wanted(column)
-            there = list(dict.fromkeys(map(text, values)))
-            # a recipe decides None; blends and lists have other names in the report
-            if all(isinstance(value, Scalar) for value in values) and not {*asked} & {*there}:
-                nothing = f"nothing to show: {no_value(column, asked, there)}"
-                found.append(f"warning: report.figures[{index}].filter: {figure.name} has {nothing}")
-    return found
-
-
-_PLANNED = [name for name in documents.COLUMNS if name not in ("tokens", "state", "why")]
-
-
-def own_columns(factors: Iterable[Factor], swept: Collection[str]) -> dict[str, tuple[str, ...]]:
-    """The labels of each axis of the sweep that has some, in their order, unless tables have another column of the
-    axis's name."""
-    found: dict[str, dict[str, None]] = {}
-    for factor in factors:
-        for option in factor.options:
-            for axis, label in option.labels.items():
-                found.setdefault(axis, {})[label] = None
-    others = {*documents.COLUMNS, *swept, *(name for rows in get_args(metrics.Rows) for name in metrics.columns(rows))}
-    return {axis: tuple(labels) for axis, labels in found.items() if axis not in others}
-
-
-def label_problem(figure: Figure, axes: Collection[str]) -> tuple[str, str] | None:
-    """The key of a figure that needs numbers where an axis of the sweep has labels, and the problem."""
-    for key in ("x", "y"):
-        name = getattr(figure, key)
-        if name in axes and (key in figure.log or figure.fit):
-            asked = "log" if key in figure.log else "fit"
-            return asked, f"needs numbers, and {key}: {name} has labels: name a key that they set, or remove it"
-    return None
-
-
-def column_problem(figure: Figure, swept: Iterable[str]) -> tuple[str, str] | None:
-    """The key of a figure that names an unknown column, and the problem; None if all are known. `swept`: keys and axes
-    of the sweep."""
-    known = dict.fromkeys([*metrics.columns(figure.data), *_PLANNED, *metrics.columns("runs"), *swept])
-    for key in AXES_OF_FIGURES:
-        name = getattr(figure, key)
-        if name is not None and name not in known and not name.startswith((metrics.EVALUATION, *metrics.LOSSES)):
-            return key, no_column(name, known)
-    for name in figure.filter:
-        if name not in known and not name.startswith(metrics.EVALUATION):
-            return "filter", no_column(name, known)
-    return None
-
-
-def no_column(name: str, known: Iterable[str]) -> str:
-    """The problem of an unknown column, with the names that were probably meant."""
-    *rest, last = [repr(one) for one in some_nearest(name, known)] or [""]
-    meant = f"{', '.join(rest)} or {last}" if rest else last
-    hint = f"; did you mean {meant}? All" if last else "; all"
-    return f"there is no column {name!r}{hint} columns are listed in docs/how-to/report.md, 'Your own figures'"

@@ -9,7 +9,8 @@ from typing import Any
 
 from megaboa import bridge_recipes, files, model_kinds
 from megaboa.check import rope
-from megaboa.check.facts import KEYS, Cluster, Facts, Kernels, Model, Profiling, Training, from_json, with_overrides
+from megaboa.check.fact_sources import KEYS, with_overrides
+from megaboa.check.facts import Cluster, Facts, Kernels, Model, Profiling, Training, from_json
 from megaboa.config.check import is_local
 from megaboa.config.formula import Number
 from megaboa.config.models.experiment import Experiment

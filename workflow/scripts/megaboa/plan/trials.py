@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from megaboa.check import adviser, search_space
-from megaboa.check.facts import Facts, with_overrides
+from megaboa.check.fact_sources import with_overrides
+from megaboa.check.facts import Facts
 from megaboa.check.search_space import Candidate
 from megaboa.config import ConfigError, LoadedExperiment, Problem
 from megaboa.fields import SAME_AS

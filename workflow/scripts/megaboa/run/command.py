@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from megaboa import files, store_paths
-from megaboa.check.facts import Facts, with_overrides
+from megaboa.check.fact_sources import with_overrides
+from megaboa.check.facts import Facts
 from megaboa.launch import networks
 from megaboa.layout import Layout
 from megaboa.paths import RunFolder

@@ -1,8 +1,9 @@
-"""megaboa.check.facts: what Bridge's configuration says, and which of its sections decides."""
+"""megaboa.check.fact_sources: what Bridge's configuration says, and which of its sections decides."""
 
 import pytest
 
-from megaboa.check.facts import Facts, overlay, with_overrides
+from megaboa.check.fact_sources import overlay, with_overrides
+from megaboa.check.facts import Facts
 
 
 def kernels(fields):
