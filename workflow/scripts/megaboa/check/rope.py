@@ -139,26 +139,37 @@ def _lost(family: str, part: _Part) -> Lost | None:
 
 
 def _part_of_heads(family: str, part: _Part) -> Lost | None:
-    """The part of a head that is turned. transformers takes it from the settings first, or from outside of them if
-    positions are scaled; most converters know only the one outside."""
+    """The part of a head that is turned."""
     if family in PART_IS_READ:
         return None
-    usual, given, is_plain = PARTLY_TURNED.get(family, 1.0), part.text.get(PART), part.kind in PLAIN
-    inside, outside = part.rope.get(PART, usual), usual if given is None else given
-    wanted = given if given is not None and not is_plain else inside
-    if is_plain and family not in PARTLY_TURNED:
-        wanted = 1.0
-    found = 1.0 if family in PART_IS_UNREAD or (part.is_scaled and part.kind in SCALED) else outside
+    wanted, found = _turned_by_transformers(family, part), _turned_by_megatron(family, part)
+    if wanted == found:
+        return None
     key, remedy = PART, REMEDY if found == 1 else REMOVE
     if family == "minimax_m2" and part.text.get("rotary_dim"):
-        found = part.text["rotary_dim"] / part.text.get("head_dim", 128)
         key, remedy = "rotary_dim", f"Write {PART}: {found} next to it, in a copy of the config"
     elif family in PARTLY_TURNED and family not in PART_IS_UNREAD:
         remedy = f"Write it next to {part.inside[-1]}, too, in a copy of the config"
-    if wanted == found:
-        return None
     turned = f"makes transformers turn {wanted} of each head, and Megatron {found}"
     return part.lost(key, f"{part.rope[key]!r} {turned}", remedy)
+
+
+def _turned_by_transformers(family: str, part: _Part) -> float:
+    """Scaled positions: the part outside of the settings, if there is one; others: the one inside, in some families."""
+    if part.kind in PLAIN and family not in PARTLY_TURNED:
+        return 1.0
+    outside = None if part.kind in PLAIN else part.text.get(PART)
+    return part.rope.get(PART, PARTLY_TURNED.get(family, 1.0)) if outside is None else outside
+
+
+def _turned_by_megatron(family: str, part: _Part) -> float:
+    """Most converters know only the part outside of the settings, and of scaled positions none."""
+    if family == "minimax_m2" and part.text.get("rotary_dim"):
+        return part.text["rotary_dim"] / part.text.get("head_dim", 128)
+    if family in PART_IS_UNREAD or (part.is_scaled and part.kind in SCALED):
+        return 1.0
+    outside = part.text.get(PART)
+    return PARTLY_TURNED.get(family, 1.0) if outside is None else outside
 
 
 def _unread(family: str, part: _Part, unread: Tree) -> Lost | None:

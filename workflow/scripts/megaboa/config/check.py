@@ -257,7 +257,7 @@ def references(raw: Tree, places: Places, factors: Any, contents: bool) -> list[
             if contents and not found and field != "recipe":
                 found = _unreadable(_settings(model.get(field)))
             complain(("models", name, field), found)
-        for path, message in (*config_keys.unknown(model.get("config")), *config_keys.mistyped(model.get("config"))):
+        for path, message in config_keys.problems(model.get("config")):
             complain(("models", name, "config", *path), [message])
         if model.get("config") is not None and model.get("tokenizer") is None:
             swept = any(("models", name, "tokenizer") in factor.paths for factor in factors)
@@ -329,8 +329,7 @@ def _model_problem(field: str, value: Any, trained: list[str]) -> list[str]:
         case "tokenizer":
             return _tokenizer_problem(value, trained)
         case "config":
-            found = (*config_keys.unknown(value), *config_keys.mistyped(value))
-            return [f"{dotted(path)}: {message}" for path, message in found]
+            return [f"{dotted(path)}: {message}" for path, message in config_keys.problems(value)]
         case _:
             return []
 

@@ -27,6 +27,12 @@ def table() -> dict[str, Any]:
     return found
 
 
+def problems(config: Any) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Keys of a config that are unknown or have a wrong value, each with a message."""
+    yield from unknown(config)
+    yield from mistyped(config)
+
+
 def unknown(config: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
     """Keys that neither the config class of the family nor Bridge reads, each with a message.
 

@@ -50,7 +50,7 @@ def check(
     for run in plan.runs:
         folder = run.folder(results, plan.name)
         if run.name not in told and (work := unfinished.other_work(folder)) and not is_trained(folder):
-            if not unfinished.other_work(_folder(plan, run, results)):
+            if not unfinished.other_work(_folder(plan, run, results)):  # read only here, as most runs have none
                 continue
             if all(one.by_content for one in work) and checked_by_jobs(run):
                 continue

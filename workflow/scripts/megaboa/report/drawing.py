@@ -54,7 +54,7 @@ def draw(
     good = passed(runs)
     frames = frames or Frames(good)
     named = {spec.name for spec in own}
-    special: dict[str, Callable[[], figures.Drawn | None]] = {
+    special: dict[str, Callable[[], figures.WithTable | None]] = {
         "agreement": lambda: figures.agreement_figure(agreements, good, Shades(frames)),
         "lengths": lambda: figures.lengths_figure(corpora),
         "goodput": lambda: figures.goodput_figure(good),

@@ -27,7 +27,7 @@ from megaboa.report.kinds import MOST_BARS, MOST_POINTS, crowd
 from megaboa.report.runs import RunResult
 from megaboa.report.style import INK, MOST_ENTRIES, MOST_PLAIN, PALETTE, PERCENT, POWERS_OF_TEN, WIDTH, Shades, legend
 
-Drawn = tuple[Drawing, pd.DataFrame]
+WithTable = tuple[Drawing, pd.DataFrame]
 Curve = tuple[RunResult, pd.DataFrame]  # of a run, its steps and what is drawn of them
 # In the order of a run. Time in the queue, or without a request for the run, is left out because it holds no machine.
 COLOURS = {
@@ -80,7 +80,7 @@ LIMIT = {"color": INK, "linewidth": 1, "linestyle": (0, (4, 2))}  # the look of 
 SWEPT = "sweep"  # the heat map of a sweep over two numbers
 
 
-def agreement_figure(agreements: Sequence[AgreementSpec], runs: list[RunResult], shades: Shades) -> Drawn | None:
+def agreement_figure(agreements: Sequence[AgreementSpec], runs: list[RunResult], shades: Shades) -> WithTable | None:
     """Absolute difference from the reference by step, on a logarithmic axis that ends at zero."""
     known = {run.name: run for run in runs}
     curves = _differences(agreements, known)
@@ -165,7 +165,7 @@ def _distribution(axes: Axes, table: pd.DataFrame) -> None:
     axes.plot(bands["step"], bands["median"], color=PALETTE[0], linewidth=1.2, label="median")
 
 
-def lengths_figure(corpora: Sequence[CorpusCard]) -> Drawn | None:
+def lengths_figure(corpora: Sequence[CorpusCard]) -> WithTable | None:
     """Share of a corpus's documents by their length in tokens, in powers of two."""
     corpora = [corpus for corpus in corpora if corpus.documents]
     if not corpora:
@@ -214,7 +214,7 @@ def sampled(runs: list[RunResult]) -> list[RunResult]:
     return [run for run in runs if ((run.summary or {}).get("gpus") or {}).get("course")]
 
 
-def gpus_figure(runs: list[RunResult]) -> Drawn | None:
+def gpus_figure(runs: list[RunResult]) -> WithTable | None:
     """Power, temperature, clock and utilisation over a run's time: the median GPU, and the range over all."""
     runs = sampled(runs)[:MOST_SAMPLED]
     if not runs:
@@ -276,7 +276,7 @@ def known(runs: list[RunResult]) -> list[RunResult]:
     return [run for run in runs if run.goodput and run.goodput.allocated_seconds]
 
 
-def goodput_figure(runs: list[RunResult]) -> Drawn | None:
+def goodput_figure(runs: list[RunResult]) -> WithTable | None:
     """The shares of a run's allocated time, by use."""
     runs = known(runs)[:MOST_BARS]
     if not runs:
