@@ -38,7 +38,6 @@ def names(plan: Plan) -> list[str]:
 )
 def test_names(plan_of: PlanOf, sweep: str, expected: str) -> None:
     needed = "resources: {gpus_per_node: 4}\n" if "parallel.tp" in sweep else ""
-    needed += "schedule: {wsd_decay_iters: 2}\n" if "WSD" in sweep else ""
     assert names(plan_of(f"{needed}sweep: {sweep}")) == expected.split()
 
 

@@ -160,9 +160,7 @@ CASES = {
 }
 
 OTHER_WARNINGS = {  # rules that refuse some and warn of others
-    "wsd_decays_after_warmup": {"decay": "WSD", "iters": 20},
+    "wsd_decays_after_warmup": {"decay": "WSD", "iters": 20, "warmup_iters": 3},
     "profiler_is_started_and_stopped": {"memory": True, "start": 4, "end": 4},
     "profiler_is_on_a_rank": {"memory": True, "ranks": ()},
 }
-
-OTHER_ERRORS = [("wsd_decays_after_warmup", {"decay": "WSD", "iters": 20, "warmup_iters": 3})]

@@ -19,18 +19,17 @@ def warmup_ends_before_the_decay(f: Facts) -> Broken | None:
 
 
 def wsd_decays_after_warmup(f: Facts) -> Broken | None:
-    """WSD's decay has a length, and begins when warm-up is over: Bridge lets it last as long as the run where none is
-    set, and the rate falls at once to where a decay of that length would be. Without warm-up it falls slowly, and the
-    constant part is missing."""
+    """WSD's decay begins when warm-up is over: a longer one lets the rate fall there, at once, to where the decay would
+    be by then. Where no length is set, which NVIDIA's own recipes do, Bridge takes that of the run."""
     training, key = f.training, "schedule.wsd_decay_iters"
     length, end = training.wsd_decay_iters, training.decay_iters or training.iters
     if training.decay != "WSD" or end is None or training.warmup_iters >= end:
         return None
     room = end - training.warmup_iters
     if length is None:
-        text = f"null with schedule.decay: WSD, so the decay would last as long as the run ({end} steps)"
-        kind = Broken if training.warmup_iters else warning
-        return kind(key, text, (min(room, max(1, end // 10)),))
+        text = f"null with schedule.decay: WSD, so the decay lasts as long as the run ({end} steps), and the rate is "
+        text += "never constant" + (": it drops at once after warm-up" if training.warmup_iters else "")
+        return warning(key, text, (min(room, max(1, end // 10)),))
     if length <= room:
         return None
     text = f"{length}, and the decay has {room} steps, from the end of warm-up to step {end}: the rate would drop there"

@@ -73,8 +73,8 @@ class Schedule(Section):
     decay_iters: Count | None = key(None, "step at which the decay ends; default: the last", short="decayiters")
     wsd_decay_iters: Count | None = key(
         None,
-        "steps of WSD's final decay (or an expression), which WSD needs. After a share t of them the rate is lr - (lr "
-        "- min_lr) * sqrt(t); `overrides: {scheduler.lr_wsd_decay_style: linear}` (`cosine`, `exponential`) has "
+        "steps of WSD's final decay (or an expression); null: all of the run. After a share t of them the rate is lr - "
+        "(lr - min_lr) * sqrt(t); `overrides: {scheduler.lr_wsd_decay_style: linear}` (`cosine`, `exponential`) has "
         "another shape",
         short="wsd",
     )
