@@ -27,7 +27,12 @@ HERE = Path(__file__).parent / "measured"
 PUBLISHED = Path(__file__).parents[1] / "config" / "published"
 EXPERIMENTS = Path(__file__).parents[1] / "config" / "experiments"
 FULL = Kernels(recompute="full", recompute_method="uniform", recompute_layers=1)
-FITTED = {"host": "seconds", "uneven experts": "gib"}  # to half of a row: the other half is held back
+FITTED = {
+    "host": "seconds",
+    "muon": "seconds",
+    "uneven experts": "gib",
+    "norms": "gib",
+}  # to half of a row: the other half is held back
 NO_OVERLAP = {"grad_overlap": False, "gather_overlap": False}
 DEEPSPEED = {**NO_OVERLAP, "scattered_stages": True}
 
@@ -278,7 +283,9 @@ def ours() -> list[Row]:
     fastest = of_experiment("h200-llama3-8b-fastest", "llama3-8b-2xh200.yaml", "overlays/llama3-8b-fusions.yaml")
     bf16 = of_experiment("h200-llama3-8b-bf16", "llama3-8b-2xh200.yaml")
     eight = of_experiment("h200-llama3-slices", "slices-1xh200.yaml", "overlays/llama3-precisions.yaml")
-    blind = [one for data in ("h200-blind", "h200-blind-again") for one in of_experiment(data, "blind-2xh200.yaml")]
+    of_blind = ("h200-blind", "h200-blind-again", "h200-blind-one")
+    blind = [one for data in of_blind for one in of_experiment(data, "blind-2xh200.yaml")]
+    lora = of_experiment("h200-lora", "lora-llama3-8b-2xh200.yaml")
     even = of_experiment("h200-experts-balanced", "blind-2xh200.yaml", "overlays/experts-balanced.yaml")
     four = of_experiment("h200-four", "llama3-8b-8xh200.yaml", "overlays/llama3-8b-4xh200.yaml")
     scaling = [one for data in ("h200-scaling", "h200-scaling-4") for one in of_experiment(data, "scaling-8xh200.yaml")]
@@ -288,4 +295,4 @@ def ours() -> list[Row]:
     slices = [one for data in ("h200-slices", "h200-one-kernel") for one in of_experiment(data, "slices-1xh200.yaml")]
     gpt2 = [one for data in ("h200-gpt2-large", "h200-tune-gpt2", "h200-gpt2-joined") for one in gpt2_large(data)]
     llamas = [*llama, *again, *fastest, *bf16, *eight]
-    return [*gpt2, *llamas, *blind, *even, *four, *scaling, *tuned, *experts, *slices]
+    return [*gpt2, *llamas, *blind, *lora, *even, *four, *scaling, *tuned, *experts, *slices]

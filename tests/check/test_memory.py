@@ -96,6 +96,14 @@ def test_recomputation_keeps_less():
     assert of(LLAMA_8B, full).logits == of(LLAMA_8B).logits  # larger than one layer that comes back
 
 
+def test_only_norms_that_are_modules_of_their_own_are_recomputed():
+    """Those before experts and latent attention; others are part of Transformer Engine's product after them."""
+    norms = Kernels(recompute="selective", recompute_modules=("layernorm",))
+    assert of(LLAMA_8B, norms).activations == of(LLAMA_8B).activations
+    kept, dropped = (of(MIXTRAL, each).activations for each in (Kernels(), norms))
+    assert kept - dropped == pytest.approx(MIXTRAL.layers * 4096 * MIXTRAL.hidden * 2)
+
+
 def test_gradients_that_are_reduced_in_16_bits_take_two_bytes():
     kept = facts()
     half = dataclasses.replace(kept, kernels=dataclasses.replace(kept.kernels, fp32_gradients=False))

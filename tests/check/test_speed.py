@@ -229,27 +229,44 @@ def test_fsdp_sends_in_each_micro_batch_what_it_shards():
 
 
 def test_muon_iterates_on_every_matrix_after_each_step():
-    """Five times the weight's square, its square, and their product; each expert's weights by themselves."""
+    """Five times the weight's square, its square, and their product; each expert's weights by themselves, and queries,
+    keys and values too."""
+    known = dataclasses.replace(calibration.of("h100-80g"), products={"bf16": Law(rate=1e15)}, grouped={})
+    plain = dataclasses.replace(known, memory=Law(rate=1e30), launch=0.0)
 
     def spent(optimizer, **given):
-        plain = dataclasses.replace(calibration.of("h100-80g"), products={"bf16": Law(rate=1e15)}, grouped={})
         return speed.of_step(of(**{"distributed_optimizer": False, **given}, optimizer=optimizer), plain)
 
     def operations(*shapes):
         return sum(5 * 2 * (2 * a**2 * b + a**3) for a, b in map(sorted, shapes))
 
-    dense = operations((4096, 6144), (4096, 4096), (4096, 28672), (4096, 14336))
+    heads = ((4096, 4096), (4096, 1024), (4096, 1024))
+    dense = operations(*heads, (4096, 4096), (4096, 28672), (4096, 14336))
     more = spent("muon").optimizer - spent("adam").optimizer
     assert more == pytest.approx(32 * dense / 1e15)
     tp2 = {"tp": 2, "sp": True}
-    halves = operations((4096, 3072), (4096, 2048), (4096, 14336), (4096, 7168))
+    heads_of_two = ((4096, 2048), (4096, 512), (4096, 512))
+    halves = operations(*heads_of_two, (4096, 2048), (4096, 14336), (4096, 7168))
     assert spent("muon", **tp2).optimizer - spent("adam", **tp2).optimizer == pytest.approx(32 * halves / 1e15)
     moe = {"experts": 8, "topk": 2, "moe_ffn": 1024, "ep": 4}
-    sparse = operations((4096, 6144), (4096, 4096), (4096, 8)) + 2 * operations((4096, 2048), (4096, 1024))
+    sparse = operations(*heads, (4096, 4096), (4096, 8)) + 2 * operations((4096, 2048), (4096, 1024))
     assert spent("muon", **moe).optimizer - spent("adam", **moe).optimizer == pytest.approx(32 * sparse / 1e15)
     alone, shared = spent("muon"), spent("dist_muon")
     assert shared.optimizer == pytest.approx(alone.optimizer / 8)
     assert shared.data > alone.data, "for gathering the weights"
+
+
+def test_many_small_matrices_of_muon_wait_for_the_host():
+    """36 kernels for each of them: 3 + 1 of attention, the router, and two for each expert."""
+    known = dataclasses.replace(calibration.of("h200-141g"), launch=1e-5)
+    adam, muon = (
+        speed.of_step(
+            of(distributed_optimizer=False, optimizer=name, hidden=512, experts=128, topk=8, moe_ffn=256), known
+        )
+        for name in ("adam", "muon")
+    )
+    launched = 32 * (3 + 1 + 1 + 2 * 128) * 36e-5
+    assert launched < muon.optimizer - adam.optimizer < 1.1 * launched
 
 
 def test_user_buffers_hide_what_tensor_ranks_send():

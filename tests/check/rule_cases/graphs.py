@@ -180,6 +180,7 @@ CASES = {
 }
 
 OTHER_WARNINGS = {  # rules that refuse some and warn of others
+    "recomputed_parts_are_there": {"recompute": "selective", "recompute_modules": ("layernorm",)},
     "recomputation_is_outside_graphs": {
         "layers": 4,
         "graphs": "transformer_engine",

@@ -108,7 +108,7 @@ def attention_bytes(f: Facts, layer: int = 0) -> float:
     model, tokens = f.model, _tokens(f)
     hidden, width, tp = model.hidden or 0, _width(f), f.layout.tp
     low = _low(f, layer)
-    norm = hidden * (width / _shared(f) + _normed(f, low))
+    norm = hidden * (width / _shared(f) + _normed(f, low, is_apart=model.latent))
     mask = hidden * (model.dropout > 0) / _shared(f)
     statistics = 4 * (model.heads or 0) / tp
     return tokens * (norm + mask + statistics + (_latent(f) if model.latent else _grouped(f)))
@@ -174,7 +174,7 @@ def entry_bytes(f: Facts) -> float:
 
 def router_bytes(f: Facts) -> float:
     """What comes before tokens are sent to experts: residual, norm, scores in fp32, probabilities, a mask."""
-    norm = (f.model.hidden or 0) * _kept("layernorm", f, _width(f))
+    norm = 0 if _drops("layernorm", f) else (f.model.hidden or 0) * _width(f)
     return entry_bytes(f) + _tokens(f) / _shared(f) * (norm + 9 * (f.model.experts or 0))
 
 
@@ -269,14 +269,17 @@ def _shared(f: Facts) -> int:
     return f.layout.tp if f.layout.sp else 1
 
 
-def _normed(f: Facts, low: float) -> float:
+def _normed(f: Facts, low: float, is_apart: bool = False) -> float:
     """Bytes per value of a norm's output.
 
-    Adapters keep it in 16 bits and gathered. In addition, Transformer Engine keeps what it would keep without adapters
-    (layernorm_linear.py, ln_out_to_save), unless it is the same.
+    Only a norm that is a module of its own, apart from the product after it, can be recomputed: those before latent
+    attention and before experts (megatron-core, gpt_layer_specs.py).
+
+    Adapters keep the output in 16 bits and gathered. In addition, Transformer Engine keeps what it would keep without
+    adapters (layernorm_linear.py, ln_out_to_save), unless it is the same.
     """
     by_columns = low if _gathers_blocks(f) else 0.0  # rows are gathered, and columns are kept for the backward pass
-    own = _kept("layernorm", f, low + by_columns) / _shared(f)
+    own = 0.0 if is_apart and _drops("layernorm", f) else (low + by_columns) / _shared(f)
     if not f.is_frozen:
         return own
     return _width(f) + (own if _shared(f) > 1 or low < _width(f) else 0.0)
@@ -309,7 +312,3 @@ def in_low_precision(f: Facts, layer: int) -> bool:
 
 def _drops(part: str, f: Facts) -> bool:
     return f.kernels.recompute == "selective" and part in f.kernels.recompute_modules
-
-
-def _kept(part: str, f: Facts, size: float) -> float:
-    return 0.0 if _drops(part, f) else size

@@ -24,7 +24,7 @@ RECOMPUTED = {  # everything but the layers' inputs
     "overrides.model.recompute_num_layers": 1,
 }
 SELECTIVE = {
-    "dense": ("layernorm", "mlp"),
+    "dense": ("mlp",),
     "moe": ("layernorm", "moe_act", "shared_experts"),
     "latent": ("mla_up_proj",),
 }

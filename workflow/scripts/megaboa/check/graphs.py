@@ -241,6 +241,8 @@ def recomputed_parts_are_there(f: Facts) -> Broken | None:
         return Broken(key, "shared_experts with model.moe_shared_expert_overlap: true")
     if "fp8_delayed" in (f.training.precision or "") and {"moe_act", "layernorm"} & set(kernels.recompute_modules):
         return Broken(key, "moe_act or layernorm with delayed FP8 scaling")
+    if "layernorm" in kernels.recompute_modules and not f.model.latent and not f.model.is_sparse:
+        return warning(key, "layernorm has no effect: Transformer Engine's norms are part of the products after them")
     return None
 
 

@@ -25,6 +25,9 @@ FP32 = "fp32"
 BYTES_OF_PASS = 1.59  # time per byte of norms, activations and losses, relative to a sum of tensors
 SCORE_PASSES = 1.2  # additional factor of the same kind, for scores that aren't fused
 UPDATED = 50  # bytes per parameter that a rank updates: the gradients' norm, and reading and writing Adam's states
+# Of Muon (megatron-core, emerging_optimizers.py, and the package emerging-optimizers), as its code has them:
+ORTHOGONALIZED = 76  # bytes more than Adam's for each value of a matrix: momentum, norm, casts, copies, scales
+LAUNCHED = 36  # kernels for each matrix, with Python between them, so that many small matrices wait for the host
 CAST = 6  # bytes per bf16 weight that is cast once a step: read twice, and written by rows and by columns
 CAST_BY_ROW = 14e9  # weights per second: megatron-core casts those kept in FP8 as single rows (docs/benchmarks/h200.md)
 ROUTING = 60  # launches of an unmeasured layer of experts: routing, sorting and exchanging, forward and backward
@@ -220,6 +223,8 @@ class _Model:
             backward = backward + forward
         elif kernels.recompute == "selective":
             parts = {"core_attn": Step(attention=forward.attention), "moe": second[0], "mlp": second[0]}
+            if not one.sparse and not f.model.latent:
+                parts["layernorm"] = Step()  # part of the product after it, and not recomputed
             for name in kernels.recompute_modules or ("core_attn",):
                 backward = backward + parts.get(name, Step(memory=0.2 * forward.memory))
         return forward, backward
@@ -267,7 +272,14 @@ class _Model:
         return _with_host(forward, host / 3), _with_host(backward, host * 2 / 3)
 
     def product(self, one: Product) -> float:
-        laws = self.known.grouped if one.groups > 1 and self.known.grouped else self.known.products
+        """Seconds of a product, or of those of all experts: together they are no faster than one of the same size.
+
+        Where they were measured, GPUs weren't at their fastest, and their laws alone promise more for large experts."""
+        single = self.product_by(self.known.products, one)
+        grouped = one.groups > 1 and self.known.grouped
+        return max(single, self.product_by(grouped, one)) if grouped else single
+
+    def product_by(self, laws: dict[str, Law], one: Product) -> float:
         plain = next(iter(laws.values()))
         law, faster = plain, 1.0
         if self.low and one.low:
@@ -389,22 +401,24 @@ class _Model:
         own = trained.dense / dense + trained.expert / expert
         seconds = own * UPDATED / self.known.memory.rate
         if self.f.training.is_muon and not self.f.is_frozen:
-            seconds += self.iterations(stage) * own / trained.total
+            seconds += self.orthogonalization(stage, trained) * own / trained.total
         if self.low is None:
             return seconds
         if self.low[0] == "fp8_current" and self.f.training.fp8_weights:
             return seconds + own / CAST_BY_ROW
         return seconds + held.total * CAST / self.known.memory.rate
 
-    def iterations(self, stage: Stage) -> float:
-        """Seconds of Muon's iterations for all weights of a stage's layers, each tensor rank's by itself (Bridge's
-        default, muon_tp_mode: blockwise). Queries, keys and values count as one matrix."""
-        seconds = 0.0
+    def orthogonalization(self, stage: Stage, trained: parameters.Parameters) -> float:
+        """Seconds that Muon takes longer than Adam, each tensor rank by itself (Bridge's default, muon_tp_mode:
+        blockwise)."""
+        matrices: Counter[Product] = Counter()
         for layer, number in self.layers_of(stage).items():
-            half = work.experts(self.f) if layer.sparse else work.feed_forward(self.f)
-            for one in (*work.attention(self.f).products, *half.products):
-                seconds += number * one.groups * sum(map(self.product, one.iteration))
-        return work.ITERATIONS * seconds
+            for one in work.orthogonalized(self.f, layer.sparse):
+                matrices[one] += number * round(one.groups)
+        products = sum(number * sum(map(self.product, one.iteration)) for one, number in matrices.items())
+        passes = trained.matrices * ORTHOGONALIZED / self.known.memory.rate
+        gpu = Step(optimizer=work.ITERATIONS * products + passes)
+        return _with_host(gpu, matrices.total() * LAUNCHED * self.known.launch).seconds
 
 
 def _with_host(step: Step, host: float) -> Step:

@@ -8,7 +8,7 @@ and Transformer Engine's kernels read and write, in 16 bits unless a comment say
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from megaboa.check.facts import Facts
 from megaboa.check.parameters import vocabulary_rows
@@ -159,6 +159,19 @@ def _latent(f: Facts) -> tuple[Product, ...]:
         Product(tokens, heads * ((model.qk_head_dim or 0) + value) / tp, kv_rank),
         Product(tokens, hidden, heads * value / tp),
     )
+
+
+def orthogonalized(f: Facts, sparse: bool) -> tuple[Product, ...]:
+    """Products with the matrices that Muon makes orthogonal in a layer. Queries, keys and values are one each
+    (muon_split_qkv), except in latent attention."""
+    first, *rest = attention(f).products
+    parts: tuple[Product, ...] = (first,)
+    if not f.model.latent:
+        model, head, tp = f.model, f.model.head_dim or 0, f.layout.tp
+        heads, groups = (model.heads or 0) / tp, max(model.kv_groups or model.heads or 0, tp) / tp
+        parts = tuple(replace(first, columns=count * head) for count in (heads, groups, groups))
+    half = experts(f) if sparse else feed_forward(f)
+    return (*parts, *rest, *half.products)
 
 
 def feed_forward(f: Facts) -> Part:
