@@ -9,6 +9,7 @@ import pytest
 
 from megaboa import records
 from megaboa.config.models.resources import Launch
+from megaboa.errors import InputError
 from megaboa.files import write_json
 from megaboa.paths import RunFolder
 from megaboa.records import Identity, Preflight, RunCheck, Step
@@ -189,6 +190,13 @@ def test_captures_and_trials_keep_compiled_kernels_with_those_of_training(enviro
     capture._run(site, ["a rank"], folder, AttemptFolder(tmp_path / "capture"))
     assert trained.items() <= site.environment.items()
     assert trained.items() <= trials._Importers(folder, site).environment(folder).items()
+
+
+def test_a_run_without_a_profiler_is_not_captured(tmp_path):
+    spec = {"tool": "none", "steps": [2, 8], "ranks": [0], "domains": [], "arguments": []}
+    folder = RunFolder(tmp_path / "results" / "tiny" / "runs" / "dp2", {"profile": spec})
+    with pytest.raises(InputError, match=r"run dp2 has no profiler: set profile\.tool, for all runs or in its entry"):
+        capture.capture(folder)
 
 
 def test_a_preset_is_taken_where_it_is_asked_for(environment):

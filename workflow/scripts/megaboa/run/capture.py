@@ -28,6 +28,11 @@ def capture(folder: RunFolder) -> Trace:
 
     One capture per identity and settings.
     """
+    if folder.profile.tool == "none":
+        raise InputError(
+            f"run {folder.name} has no profiler: set profile.tool, for all runs or in its entry of sweep.runs, to "
+            "pytorch or, on GPUs, nsys"
+        )
     site = sites.here(folder.launch, folder.run.device, container=sites.container_of(folder.launch, folder.image))
     check_nodes(folder, site.nodes)
     check_image(folder)
