@@ -51,6 +51,7 @@ GPU = (
     Shape("Llama 3 8B, 32,768 tokens", 1, 32768, 32, 8, 128),
     Shape("Qwen3-30B-A3B", 2, 4096, 32, 4, 128),
     Shape("GPT2-large", 16, 1024, 20, 20, 64),
+    *(Shape(f"heads of {channels}", 2, 4096, 16, 4, channels) for channels in (32, 80, 96, 160, 192, 256, 512)),
 )
 CPU = (Shape("tiny", 1, 64, 4, 2, 32), Shape("the same with 4 heads of keys", 1, 64, 4, 4, 32))
 
