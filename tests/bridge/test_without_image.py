@@ -4,7 +4,7 @@ import pytest
 
 from megaboa.bridge import preflight
 from megaboa.check import needs_image
-from megaboa.check.facts import Cluster, Facts, Model, Training
+from megaboa.check.facts import Cluster, Facts, Model
 from megaboa.files import write_json
 from megaboa.paths import RunFolder
 
@@ -26,11 +26,6 @@ def test_where_no_image_is_to_come_this_python_decides(tmp_path, monkeypatch):
     assert said(tmp_path, {}, facts=Facts(cluster=Cluster(device="cuda"))) is None
     monkeypatch.setattr(needs_image, "installed", lambda: {"mamba_ssm": "2.2.4"})
     assert said(tmp_path, {}) is None
-
-
-def test_so_it_does_of_muon(tmp_path):
-    muon = Facts(training=Training(optimizer="muon"), cluster=Cluster(device="cuda"))
-    assert "muon needs the package emerging_optimizers, which this Python lacks" in said(tmp_path, {}, facts=muon)
 
 
 @pytest.mark.parametrize(

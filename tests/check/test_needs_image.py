@@ -3,7 +3,7 @@
 import pytest
 from facts_of import facts
 
-from megaboa.check.needs_image import NEEDS, RULES, installed, judge, lacking_package, lacks, missing, unchecked
+from megaboa.check.needs_image import NEEDS, RULES, installed, judge, lacks, missing, unchecked
 
 PLAIN = {"layers": 4, "head_dim": 128, "precision": "bf16_mixed", "dispatcher": "alltoall"}
 USED = {
@@ -124,11 +124,6 @@ def test_an_optimizer_lies_in_a_package_of_its_own():
         "optimizer.name: the image has no emerging_optimizers: muon: its code [optimizer_is_installed]"
     ]
     assert judge(run, {**NOTHING, "emerging_optimizers": "0.2"})[0] == []
-    assert lacking_package(run, NOTHING, "this Python").startswith(
-        "optimizer.name: muon needs the package emerging_optimizers, which this Python lacks: install it there"
-    )
-    assert lacking_package(run, {**NOTHING, "emerging_optimizers": "0.2"}, "this Python") is None
-    assert lacking_package(facts(layers=4, head_dim=128), NOTHING, "this Python") is None
 
 
 def test_which_heads_attention_takes_is_left_to_the_gpu():
@@ -178,5 +173,5 @@ def test_packages_are_found_by_their_metadata(tmp_path, monkeypatch):
     (tmp_path / "transformer_engine-1.5.dist-info/METADATA").write_text("Name: transformer-engine\nVersion: 1.5\n")
     (tmp_path / "deep_ep").mkdir()
     (tmp_path / "deep_ep/__init__.py").touch()
-    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("sys.path", [str(tmp_path)])  # without this environment's own packages
     assert installed() == {**NOTHING, "transformer_engine": "1.5", "deep_ep": "of an unknown version"}

@@ -28,7 +28,7 @@ def test_transformer_engine_is_there_for_the_lora_layers_only():
     ]
 
 
-def test_transformer_engine_is_hidden_where_it_is_installed_and_triton_is_there_for_one_module_only(tmp_path):
+def test_transformer_engine_is_hidden_where_it_is_installed_and_triton_is_there_for_two_modules_only(tmp_path):
     """An image for GPUs has Transformer Engine, and device: cpu must not use it there. Both in one process of 8 s."""
     (tmp_path / "transformer_engine").mkdir()
     (tmp_path / "transformer_engine" / "__init__.py").write_text("raise RuntimeError('there is no GPU')\n")
@@ -42,6 +42,8 @@ activate()
 import megatron.bridge.peft.lora_layers
 import megatron.core.transformer.moe.ops.paged_stash
 from megatron.core.transformer import mlp
+from megatron.core.optimizer import HAVE_EMERGING_OPTIMIZERS
+assert HAVE_EMERGING_OPTIMIZERS                  # and so Muon
 print(mlp.HAVE_TE, importlib.util.find_spec("transformer_engine"), sys.modules.get("triton"))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -146,7 +146,7 @@ def without_image(facts: Facts, folder: RunFolder) -> str | None:
     built = asked.container.build if asked and asked.container else None
     if not built or not built.pinned:
         return None
-    return needs_image.lacking_package(facts, dict.fromkeys(needs_image.UNPINNED), "the image of containers/")
+    return needs_image.lacking_package(facts, {}, "the image of containers/")
 
 
 def missing_trackers(launch: LaunchSpec, inside: bool = False) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from megaboa import bridge_recipes, files, formats, model_kinds
 from megaboa.bridge import preflight
-from megaboa.check import memory, needs_image, overview, parameters, tensors
+from megaboa.check import memory, overview, parameters, tensors
 from megaboa.check.facts import Facts
 from megaboa.check.stages import stages
 from megaboa.layout import AXES, Layout
@@ -98,9 +98,9 @@ def _verdict(result: RunCheck, facts: Facts | None, most: int = 300) -> tuple[st
     reasons = "; ".join(result.reasons or ())
     if result.state == "NOT_RUN" or (facts is None and NO_CONFIG in reasons):
         return "not built", "not tried: the Hugging Face config of its model was not at hand"
-    lacking = [one for one in (needs_image.unpinned_packages(facts) if facts is not None else ()) if one in reasons]
-    if lacking:
-        return f"needs {lacking[0]}", "no environment of envs/ and no image of containers/ has the package"
+    package = model_kinds.BY_NAME[facts.model.kind].package if facts is not None else None
+    if package and package in reasons:
+        return f"needs {package}", "no environment of envs/ and no image of containers/ has the package"
     if tensors.sizes_are_set.__name__ in reasons:
         return "not built", "the recipe leaves the model's sizes open: they are meant to be set by overrides"
     if result.stopped_at:

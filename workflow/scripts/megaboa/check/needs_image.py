@@ -55,7 +55,6 @@ DISTRIBUTIONS = {
     "mamba_ssm": "mamba-ssm",
     "emerging_optimizers": "emerging-optimizers",
 }
-UNPINNED = ("mamba_ssm", "emerging_optimizers")  # in neither the image of containers/ nor an environment of envs/
 UNKNOWN = "of an unknown version"
 # The package with the kernels that a rule is about; None: only a GPU can tell whether they support the run.
 NEEDS = {
@@ -177,22 +176,12 @@ def judge(f: Facts, has: Packages) -> tuple[list[str], list[str]]:
     return lacking, still_open
 
 
-def unpinned_packages(f: Facts) -> list[str]:
-    """Those of UNPINNED that a run needs: for its kind of model, and for its optimizer."""
-    of_optimizer = "emerging_optimizers" if f.training.is_emerging else None
-    return [package for package in (BY_NAME[f.model.kind].package, of_optimizer) if package]
-
-
 def lacking_package(f: Facts, has: Packages, where: str) -> str | None:
-    """A message about such a package if it is known to be missing; None otherwise."""
-    package = next((one for one in unpinned_packages(f) if has.get(one, UNKNOWN) is None), None)
-    if f.cluster.device != "cuda" or package is None:
+    """A message if the package is missing that a run's kind of model needs, and that neither the image of containers/
+    nor an environment of envs/ has; None otherwise."""
+    package = BY_NAME[f.model.kind].package
+    if f.cluster.device != "cuda" or package is None or has.get(package) is not None:
         return None
-    if package == "emerging_optimizers":
-        return (
-            f"optimizer.name: {f.training.optimizer} needs the package {package}, which {where} lacks: "
-            "install it there, name an image that has it (image.path), or take adam"
-        )
     return (
         f"model: {BY_NAME[f.model.kind].text} needs the package {package}, which {where} lacks (the package index has "
         "it as CUDA source alone): install it there, or name an image that has it (image.path), such as NVIDIA's for "

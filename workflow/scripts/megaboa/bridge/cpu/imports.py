@@ -191,4 +191,5 @@ def install() -> None:
         stand_in(package)
     on_import("megatron.bridge.peft.lora_layers", during=_transformer_engine_visible)
     if is_missing("triton"):  # CPU builds of torch don't depend on it
-        on_import("megatron.core.transformer.moe.ops.paged_stash", during=_triton_visible)
+        for module in ("megatron.core.transformer.moe.ops.paged_stash", "emerging_optimizers.triton_kernels.syrk"):
+            on_import(module, during=_triton_visible)
