@@ -113,11 +113,11 @@ def test_rows_of_another_vocabulary_are_refused(own, of_tokenizer, said):
         continuation.refuse_other_rows(asked, {"model": model})
 
 
-def optimizer(distributed, bf16=False):
+def optimizer(distributed, bf16=False, name="adam", ep=1):
     return SimpleNamespace(
-        optimizer=SimpleNamespace(use_distributed_optimizer=False),
+        optimizer=SimpleNamespace(use_distributed_optimizer=False, optimizer=name),
         ddp=SimpleNamespace(use_distributed_optimizer=distributed),
-        model=SimpleNamespace(bf16=bf16, fp16=False),
+        model=SimpleNamespace(bf16=bf16, fp16=False, expert_model_parallel_size=ep),
         mixed_precision=None,
     )
 
@@ -129,12 +129,23 @@ def optimizer(distributed, bf16=False):
         (optimizer(False), {"distributed": False, "bf16": False}, None),
         (optimizer(False), {"distributed": True, "bf16": False}, "use_distributed_optimizer True, and this run False"),
         (optimizer(False, bf16=True), {"distributed": False, "bf16": False}, "fp32 and 16 bits have states of another"),
+        (optimizer(False, name="muon"), {"distributed": False, "bf16": False}, "muon can't take the state of adam"),
     ],
 )
 def test_an_optimizers_state_of_another_form_is_refused(own, saved, said):
     theirs = {"optimizer": {"use_distributed_optimizer": saved["distributed"]}, "model": {"bf16": saved["bf16"]}}
+    theirs["optimizer"]["optimizer"] = "adam"
     with pytest.raises(ValueError, match=said) if said else contextlib.nullcontext():
         continuation.refuse_optimizer(own, theirs)
+
+
+@pytest.mark.parametrize(("name", "refused"), [("muon", True), ("adam", False)])
+def test_experts_that_are_spread_have_a_muon_of_their_own(name, refused):
+    theirs = {"optimizer": {"optimizer": name}, "model": {"expert_model_parallel_size": 2}}
+    said = "muon keeps experts that are spread over ranks apart"
+    with pytest.raises(ValueError, match=said) if refused else contextlib.nullcontext():
+        continuation.refuse_optimizer(optimizer(False, name=name), theirs)
+    continuation.refuse_optimizer(optimizer(False, name=name, ep=4), theirs)
 
 
 def test_of_a_group_of_parameters_only_what_was_done_is_the_checkpoints():

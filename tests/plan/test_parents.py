@@ -134,6 +134,12 @@ def test_which_checkpoints_a_run_will_have(settings: dict, last: int | None, exp
     assert planned_steps(settings, last) == expected
 
 
+EXPERTS = ", ".join(
+    f"models.dense.config.{key}: {value}"
+    for key, value in {"model_type": "qwen3_moe", "num_experts": 4, "moe_intermediate_size": 16}.items()
+)
+
+
 @pytest.mark.parametrize(
     ("runs", "said"),
     [
@@ -162,6 +168,11 @@ def test_which_checkpoints_a_run_will_have(settings: dict, last: int | None, exp
             "fp32 can't take the state of an optimizer in bf16_mixed, which small/plain has",
         ),
         (
+            "{spread: {SAME, MUON, parallel.ep: 2, resources.gpus_per_node: 2}, "
+            "a: {continue_from: small/spread@50, SAME, MUON}}",
+            "muon keeps experts that are spread over ranks apart, and only one of this run and small/spread has any",
+        ),
+        (
             "{a: {continue_from: small/base@50, SAME, parallel.fsdp: megatron}}",
             "checkpoints of Megatron-FSDP have their own format",
         ),
@@ -176,6 +187,7 @@ def test_what_can_not_be_is_said_with_its_key(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     runs = runs.replace("{", "{base: {SAME}, ", 1).replace("SAME", "models.dense.config.hidden_size: 32")
+    runs = runs.replace("MUON", f"optimizer.name: muon, parallel.distributed_optimizer: false, {EXPERTS}")
     text = problems(plan_of, "sweep: {runs: " + runs + "}")
     assert said in text and ("sweep.runs.a.continue_from" in text or "(run a)" in text)
 

@@ -91,6 +91,18 @@ def refuse(config: Any, theirs: Tree, iteration: int) -> None:
 
 def refuse_optimizer(config: Any, theirs: Tree) -> None:
     """Refuse states of different forms: only the distributed optimizer's is the same in every precision."""
+    names = config.optimizer.optimizer, theirs["optimizer"].get("optimizer", "adam")
+    if names[0] != names[1]:
+        raise ValueError(
+            f"continue_from: {names[0]} can't take the state of {names[1]}, which the checkpoint has: set "
+            f"load.optimizer: false"
+        )
+    spread = [_of(model, "expert_model_parallel_size") > 1 for model in (config.model, theirs["model"])]
+    if names[0] not in ("adam", "sgd") and spread[0] != spread[1]:
+        raise ValueError(
+            f"continue_from: {names[0]} keeps experts that are spread over ranks apart, and only one of the checkpoint "
+            f"and this run has any: set parallel.ep above 1 in both or in neither, or load.optimizer: false"
+        )
     own, other = _is_distributed(config), bool(theirs["optimizer"].get("use_distributed_optimizer"))
     if own != other:
         raise ValueError(

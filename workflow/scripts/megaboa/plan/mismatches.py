@@ -64,6 +64,13 @@ def _of_the_state(parent: ParentRun, run: Run, step: int) -> Iterator[Mismatch]:
     if load and None not in names and names[0] != names[1]:
         message = f"{names[0]} can't take the state of {names[1]}, which {parent.name} has: set load.optimizer: false"
         yield ("optimizer", "name"), message
+    spread = [one.parallel.get("ep") for one in (own, theirs)]
+    if load and names == ["muon", "muon"] and None not in spread and (spread[0] > 1) != (spread[1] > 1):
+        message = (
+            f"muon keeps experts that are spread over ranks apart, and only one of this run and {parent.name} has any: "
+            "set it above 1 in both or in neither, or set load.optimizer: false"
+        )
+        yield ("parallel", "ep"), message
     if load:
         yield from optimizer_mismatches(parent.name, own, theirs)
     kinds = [one.parallel.get("fsdp") == "megatron" for one in (own, theirs)]
