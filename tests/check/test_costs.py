@@ -88,6 +88,14 @@ def test_a_checkpoint_of_muon_has_one_moment_of_matrices():
     assert found.checkpoint_bytes == pytest.approx(10 * (774_090_240 - tables) + 14 * tables, rel=0.001)
 
 
+@pytest.mark.parametrize(("sharded", "bytes_per_parameter"), [(True, 16), (False, 12)])
+def test_only_shards_repeat_the_weights_of_fp32(sharded, bytes_per_parameter):
+    given = course(facts(), precision="fp32")
+    given = dataclasses.replace(given, layout=dataclasses.replace(given.layout, distributed_optimizer=sharded))
+    found = costs.of_run(given)
+    assert found.checkpoint_bytes == pytest.approx(bytes_per_parameter * 774_090_240, rel=0.001)
+
+
 def test_a_run_with_a_parent_costs_what_it_trains_itself():
     whole, rest = (costs.of_run(course(facts(), steps_before=start), given=3.6) for start in (0, 250))
     assert rest.tokens == 750 * 64 * 1024 // 64 * facts().training.gbs

@@ -95,6 +95,7 @@ def of_run(
     model = parameters.whole(f)
     saved = Parameters(adapters.of_model(f), 0.0) if f.is_frozen else model
     width = 4 if f.training.precision == "fp32" else 2
+    repeated = 4 if width == 4 and f.layout.sharding != "no_shard" else 0  # fp32 weights, by a distributed optimizer
     return Costs(
         tokens=iters * f.training.gbs * (f.training.seq_length or 0),
         flops=iters * step,
@@ -103,7 +104,7 @@ def of_run(
         predicted=predicted,
         ranks=f.layout.world_size or 1,
         iters=iters,
-        checkpoint_bytes=saved.total * (width + (4 if width == 4 else 0)) + memory.optimizer_bytes(f, saved),
+        checkpoint_bytes=saved.total * (width + repeated) + memory.optimizer_bytes(f, saved),
         checkpoints=_checkpoints(f),
         export_bytes=model.total * width if exported else 0.0,
     )
