@@ -49,6 +49,7 @@ EXERCISED = {
     "tests/e2e/test_interruptions.py": "run",
     "tests/e2e/test_layouts.py": "bridge",
     "tests/e2e/test_loss_spike.py": "run",
+    "tests/e2e/test_muon.py": "bridge run check",
     "tests/e2e/test_observed.py": "observe bridge",
     "tests/e2e/test_other_users.py": "run calls",
     "tests/e2e/test_prediction_heads.py": "bridge export import",

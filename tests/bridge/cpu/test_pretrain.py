@@ -9,7 +9,7 @@ from cpu_ranks import on_cpu
 pytestmark = pytest.mark.slow
 
 
-def _pretrain(folder: str, model: dict, checkpoint: dict) -> dict[int, tuple[float, float]]:
+def _pretrain(folder: str, model: dict, checkpoint: dict, optimizer: dict) -> dict[int, tuple[float, float]]:
     """Loss and gradient norm by step: what this rank knows of them."""
     import tiny_training
     from megatron.bridge.training.gpt_step import forward_step
@@ -20,6 +20,11 @@ def _pretrain(folder: str, model: dict, checkpoint: dict) -> dict[int, tuple[flo
 
     save_in_foreground()
     cfg = tiny_training.configuration(folder, model, checkpoint)
+    for name, value in optimizer.items():
+        setattr(cfg.optimizer, name, value)
+    if optimizer:
+        cfg.ddp.use_distributed_optimizer = cfg.optimizer.use_distributed_optimizer = False
+        cfg.ddp.overlap_param_gather = False
     refuse(cfg)
     record = tiny_training.recorder()
     pretrain(cfg, forward_step, callbacks=[record])
@@ -27,9 +32,9 @@ def _pretrain(folder: str, model: dict, checkpoint: dict) -> dict[int, tuple[flo
     return record.steps
 
 
-def _train(folder, world_size=1, model=None, **checkpoint) -> dict[int, tuple[float, float]]:
+def _train(folder, world_size=1, model=None, optimizer=None, **checkpoint) -> dict[int, tuple[float, float]]:
     """What the last rank recorded."""
-    return on_cpu(_pretrain, str(folder), model or {}, checkpoint, world_size=world_size)[-1]
+    return on_cpu(_pretrain, str(folder), model or {}, checkpoint, optimizer or {}, world_size=world_size)[-1]
 
 
 def test_two_tensor_parallel_ranks_train_as_one_process_does(tmp_path):
@@ -44,6 +49,19 @@ def test_two_tensor_parallel_ranks_train_as_one_process_does(tmp_path):
         assert all(map(math.isfinite, values))
         assert together[step] == pytest.approx(values, abs=2e-6)
     assert len(set(alone.values())) == 4
+
+
+def test_muon_on_two_tensor_parallel_ranks_is_that_of_one_if_they_gather_its_matrices(tmp_path):
+    """Not by Bridge's default. e2e/test_muon.py has other layouts."""
+    muon = {"optimizer": "muon", "muon_fp32_matmul_prec": "highest"}
+    _train(tmp_path / "start", optimizer=muon)
+    start = {"pretrained_checkpoint": str(tmp_path / "start" / "checkpoints")}
+    cut = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
+    alone = _train(tmp_path / "one", optimizer=muon, **start)
+    for mode, is_alike in (("duplicated", True), ("blockwise", False)):
+        found = _train(tmp_path / mode, 2, cut, {**muon, "muon_tp_mode": mode}, **start)
+        assert found[0] == pytest.approx(alone[0], abs=2e-6), "before the first step"
+        assert all(found[step] == pytest.approx(values, abs=2e-6) for step, values in alone.items()) == is_alike, mode
 
 
 def test_a_resumed_run_continues_bit_for_bit_dropout_included(tmp_path):

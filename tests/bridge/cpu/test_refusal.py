@@ -38,7 +38,7 @@ def config(**values) -> SimpleNamespace:
             {"comm_overlap": SimpleNamespace(tp_comm_overlap=True)},
             "comm_overlap.tp_comm_overlap: True: set it to false",
         ),
-        ({"optimizer__optimizer": "muon"}, "optimizer.optimizer: 'muon': set optimizer.name to adam or sgd"),
+        ({"optimizer__optimizer": "dist_muon"}, "optimizer.optimizer: 'dist_muon': set optimizer.name to muon"),
         ({"model__moe_token_dispatcher_type": "flex"}, "model.moe_token_dispatcher_type: 'flex': set it to alltoall"),
         ({"checkpoint__async_save": True}, "checkpoint.async_save: True: set it to false"),
         (

@@ -78,6 +78,31 @@ CASES = {
         {"optimizer": "muon", "distributed_optimizer": False},
         {"optimizer": "dist_muon"},
     ),
+    "muon_orthogonalizes_whole_matrices": Case(
+        {"optimizer": "muon", "distributed_optimizer": False, "tp": 2},
+        "optimizer.muon_tp_mode",
+        "blockwise with 2 tensor ranks: each orthogonalizes its own block of a matrix, and losses depend on tp",
+        ("duplicated",),
+        {"optimizer": "muon", "distributed_optimizer": False, "tp": 2, "heads": 2, "muon_tp_mode": "duplicated"},
+        {"tp": 2},
+        "warning",
+    ),
+    "muon_trains_in_the_precision": Case(
+        {"optimizer": "muon", "distributed_optimizer": False, "precision": "fp16_mixed"},
+        "training.precision",
+        "fp16_mixed with the optimizer muon",
+        ("bf16_mixed",),
+        {"optimizer": "muon", "distributed_optimizer": False, "precision": "fp32"},
+        {"precision": "fp16_mixed"},
+    ),
+    "muon_stays_on_the_gpu": Case(
+        {"optimizer": "muon", "distributed_optimizer": False, "offloaded": True},
+        "optimizer.optimizer_cpu_offload",
+        "true with the optimizer muon, whose own states stay on the GPU",
+        (False,),
+        {"optimizer": "muon", "distributed_optimizer": False},
+        {"offloaded": True},
+    ),
     "overlapped_gather_needs_overlapped_reduction": Case(
         {"gather_overlap": True, "grad_overlap": False},
         "parallel.overlap_param_gather",
@@ -114,10 +139,17 @@ CASES = {
 }
 
 OTHER_WARNINGS = {  # rules that refuse some and warn of others
+    "muon_orthogonalizes_whole_matrices": {"optimizer": "muon", "tp": 4, "kv_groups": 2, "muon_tp_mode": "duplicated"},
     "fsdp_has_no_layer_graphs": {"fsdp": "torch", "graphs": "full_iteration"},
 }
 
 OTHER_ERRORS = [
+    ("muon_trains_in_the_precision", {"optimizer": "dist_muon", "precision": "fp32"}),
+    (
+        "muon_trains_in_the_precision",
+        {"optimizer": "muon", "distributed_optimizer": False, "precision": "bf16_with_fp8_current_scaling_mixed"},
+    ),
+    ("overlapped_gather_needs_shards", {"gather_overlap": True, "distributed_optimizer": False, "optimizer": "muon"}),
     ("fsdp_checkpoints_are_dtensors", {"checkpoint_format": "fsdp_dtensor"}),
     ("muon_reads_whole_gradients", {"optimizer": "muon", "distributed_optimizer": False, "fsdp": "megatron"}),
     ("muon_reads_whole_gradients", {"optimizer": "dist_muon", "distributed_optimizer": False, "fsdp": "torch"}),

@@ -95,6 +95,9 @@ class Training:
     optimizer: str = "adam"
     precision_aware: bool = False  # use_precision_aware_optimizer
     remainders: bool = True  # store_param_remainders
+    offloaded: bool = False  # optimizer_cpu_offload
+    muon_tp_mode: str = "blockwise"
+    muon_split_qkv: bool = True
     first_weight_decay: float | None = None  # at the first step, and at the last
     last_weight_decay: float | None = None
     weight_decay_style: str = "constant"  # weight_decay_incr_style: how it gets from one to the other

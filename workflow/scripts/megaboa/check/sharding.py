@@ -1,9 +1,12 @@
-"""Combinations with FSDP and the distributed optimizer."""
+"""Combinations with FSDP and the distributed optimizer, and what Muon needs, which reads whole gradients."""
 
 from __future__ import annotations
 
 from megaboa.check.facts import Facts
 from megaboa.check.rule import Broken, warning
+from megaboa.formats import counted
+
+WEIGHTS_IN_FP8 = ("fp8_delayed", "fp8_current", "mxfp8")  # scalings with which Bridge keeps them so
 
 
 def fsdp_has_no_pipeline(f: Facts) -> Broken | None:
@@ -106,6 +109,46 @@ def muon_reads_whole_gradients(f: Facts) -> Broken | None:
     return Broken("optimizer.name", text, ("adam",))
 
 
+def muon_orthogonalizes_whole_matrices(f: Facts) -> Broken | None:
+    """With muon_tp_mode: blockwise, Bridge's default, each tensor rank orthogonalizes its own block of a matrix, and
+    scales it by the block's size: losses depend on tp. Queries, keys and values are orthogonalized one by one only
+    where every tensor rank has whole groups of them; megatron-core is silent about others."""
+    tp, experts, mode = f.layout.tp, f.layout.expert_tp, f.training.muon_tp_mode
+    if not f.training.is_muon or max(tp, experts) == 1:
+        return None
+    if mode == "blockwise":
+        text = f"blockwise with {max(tp, experts)} tensor ranks: each orthogonalizes its own block of a matrix, and"
+        return warning("optimizer.muon_tp_mode", f"{text} losses depend on tp", ("duplicated",))
+    groups = f.model.kv_groups or f.model.heads
+    if groups is None or groups >= tp or f.model.latent or not f.training.muon_split_qkv:
+        return None
+    text = f"true is off where {tp} tensor ranks share {counted(groups, 'group')} of keys, and losses depend on tp"
+    return warning("optimizer.muon_split_qkv", text, (False,))
+
+
+def muon_trains_in_the_precision(f: Facts) -> Broken | None:
+    """megatron-core refuses Muon in fp16, and megatron/training/arguments.py weights in FP8 without shards, which
+    Bridge 0.6.2 accepts; layer by layer (dist_muon) it fails in fp32. Without this rule, ranks find that."""
+    training, precision = f.training, f.training.precision or ""
+    if not training.is_emerging:
+        return None
+    text = f"{precision} with the optimizer {training.optimizer}"
+    if precision.startswith("fp16") or training.fp16 or (precision == "fp32" and training.is_layer_wise):
+        return Broken("training.precision", text, ("bf16_mixed",))
+    if training.fp8_weights and any(name in precision for name in WEIGHTS_IN_FP8):
+        return Broken("mixed_precision.fp8_param_gather", f"true, Bridge's default for {text}", (False,))
+    return None
+
+
+def muon_stays_on_the_gpu(f: Facts) -> Broken | None:
+    """megatron-core offloads the optimizer of embeddings, norms and biases alone, next to Muon, and then Bridge 0.6.2
+    fails when it has loaded a checkpoint."""
+    if not f.training.is_emerging or not f.training.offloaded:
+        return None
+    text = f"true with the optimizer {f.training.optimizer}, whose own states stay on the GPU"
+    return Broken("optimizer.optimizer_cpu_offload", text, (False,))
+
+
 def overlapped_gather_needs_overlapped_reduction(f: Facts) -> Broken | None:
     """Weights are gathered bucket by bucket, and there is only one bucket where gradients aren't reduced early:
     megatron/training/arguments.py refuses the pair; Bridge 0.6.2 accepts it, and gains nothing."""
@@ -119,7 +162,7 @@ def overlapped_gather_needs_shards(f: Facts) -> Broken | None:
     megatron/training/arguments.py refuses the rest."""
     if not f.kernels.gather_overlap or f.layout.distributed_optimizer or f.layout.fsdp == "megatron":
         return None
-    if f.training.is_emerging:
+    if f.training.is_layer_wise:
         return None
     return Broken("parallel.overlap_param_gather", "true without parallel.distributed_optimizer", (False,))
 
@@ -144,6 +187,9 @@ RULES = (
     fsdp_shards_the_optimizer,
     sgd_has_nothing_to_shard,
     muon_reads_whole_gradients,
+    muon_orthogonalizes_whole_matrices,
+    muon_trains_in_the_precision,
+    muon_stays_on_the_gpu,
     overlapped_gather_needs_overlapped_reduction,
     overlapped_gather_needs_shards,
     torch_fsdp_has_no_overlap_of_megatrons,

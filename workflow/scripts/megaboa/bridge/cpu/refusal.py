@@ -104,7 +104,8 @@ RULES = (
     Rule("model.fine_grained_activation_offloading", bool, NO_RELIEF),
     Rule("optimizer.optimizer_cpu_offload", bool, NO_RELIEF),
     Rule("optimizer.use_precision_aware_optimizer", bool, OFF),
-    Rule("optimizer.optimizer", lambda name: name not in (None, "adam", "sgd"), "set optimizer.name to adam or sgd"),
+    # dist_muon gathers tensors of unequal sizes, which gloo can't.
+    Rule("optimizer.optimizer", lambda name: name not in (None, "adam", "sgd", "muon"), "set optimizer.name to muon"),
     Rule("model.moe_token_dispatcher_type", lambda name: name == "flex", "set it to alltoall"),
     Rule("model.moe_enable_deepep", bool, OFF),
     Rule("model.moe_paged_stash", bool, OFF),

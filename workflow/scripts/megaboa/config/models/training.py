@@ -51,7 +51,9 @@ class Training(Section):
 class Optimizer(Section):
     name: Literal["adam", "sgd", "muon"] = key(
         "adam",
-        "optimizer; `muon` needs the package emerging-optimizers, and `parallel.distributed_optimizer: false`",
+        "optimizer; `muon`: Muon for the matrices of layers, Adam for embeddings, output layer, norms and biases, with "
+        "`parallel.distributed_optimizer: false`. At the same `lr` its steps are several times Adam's: "
+        "`overrides: {optimizer.muon_extra_scale_factor: 0.2}` is for Adam's rates",
         short="opt",
     )
     lr: Positive = key(3e-4, "peak learning rate", short="lr")
