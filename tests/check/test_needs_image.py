@@ -1,5 +1,7 @@
 """What only the image can check is said of the runs that use it, and of no others; inside it, by its packages."""
 
+from importlib.metadata import version
+
 import pytest
 from facts_of import facts
 
@@ -173,5 +175,6 @@ def test_packages_are_found_by_their_metadata(tmp_path, monkeypatch):
     (tmp_path / "transformer_engine-1.5.dist-info/METADATA").write_text("Name: transformer-engine\nVersion: 1.5\n")
     (tmp_path / "deep_ep").mkdir()
     (tmp_path / "deep_ep/__init__.py").touch()
-    monkeypatch.setattr("sys.path", [str(tmp_path)])  # without this environment's own packages
-    assert installed() == {**NOTHING, "transformer_engine": "1.5", "deep_ep": "of an unknown version"}
+    monkeypatch.syspath_prepend(tmp_path)
+    own = {"emerging_optimizers": version("emerging-optimizers")}
+    assert installed() == {**NOTHING, **own, "transformer_engine": "1.5", "deep_ep": "of an unknown version"}

@@ -189,7 +189,7 @@ def test_nearest_values():
     [
         ({"task": "lora"}, "checkpoint.local", "set with task: lora, which resumes from checkpoints alone", "null"),
         ({"fsdp": "megatron"}, "checkpoint.local", "set with parallel.fsdp: megatron", "null"),
-        ({"optimizer": "muon"}, "checkpoint.local", "set with the optimizer muon", "null"),
+        ({"optimizer": "dist_muon"}, "checkpoint.local", "set with the optimizer dist_muon", "null"),
         ({"save_interval": 0}, "checkpoint.save_interval", "copies need a checkpoint to fall back on", 6),
         ({"save_interval": 5}, "checkpoint.local.every", "5, and every 5 steps a checkpoint is saved anyway", 2),
         ({"save_interval": 1}, "checkpoint.local.every", "5, and every 1 steps a checkpoint is saved anyway", "null"),

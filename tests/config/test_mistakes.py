@@ -272,7 +272,7 @@ MISTAKES = [
     mistake("null and a number of tokens", "overrides.train.train_iters", "same field as training.train_tokens: remove one", replace=(ITERS, "  train_tokens: 10\n"), add="overrides: {train.train_iters: null}\n"),
     mistake("an end by the clock", "overrides.train.exit_duration_in_mins", "counts as their failure", "resources.runtime", add="overrides: {train.exit_duration_in_mins: 5}\n"),
     mistake("Bridge's second tier", "overrides.checkpoint.replication_jump", "set checkpoint.local instead", add="overrides: {checkpoint.replication_jump: 1}\n"),
-    mistake("copies of an optimizer with files of its own", "checkpoint.local", "experiment.yaml:15: ", "set with the optimizer muon", "nearest: null", add="optimizer: {name: muon}\nparallel: {distributed_optimizer: false}\ncheckpoint: {local: {every: 2}}\n"),
+    mistake("copies of a state that no rank saves", "checkpoint.local", "experiment.yaml:14: ", "set with parallel.fsdp: torch", "nearest: null", add="parallel: {fsdp: torch}\ncheckpoint: {local: {every: 2}}\n"),
     mistake("copies in a relative folder", "checkpoint.local.folder", "is not an absolute path", add="checkpoint: {local: {every: 2, folder: here}}\n"),
     mistake("copies without an interval", "checkpoint.local.every", "missing", add="checkpoint: {local: {folder: /tmp}}\n"),
     mistake("override with a bad value", "optimizer.lr", "-1", "greater than 0", add="overrides: {optimizer.lr: -1}\n"),

@@ -269,10 +269,6 @@ def test_of_a_recipe_only_what_the_file_says(plan_of, tmp_path):
     ("keys", "rule"),
     [
         (
-            "optimizer: {name: muon}\ncheckpoint: {save_interval: 5, local: {every: 2}}",
-            "copies_on_nodes_can_be_resumed",
-        ),
-        (
             "parallel: {fsdp: torch}\ncheckpoint: {save_interval: 5, local: {every: 2}}",
             "copies_on_nodes_can_be_resumed",
         ),

@@ -36,6 +36,7 @@ def _pretrain(
     pretrained=None,
     model=(),
     low=False,
+    optimizer="adam",
 ):
     """What a rank recorded. `model`: further fields of it, `low`: in bf16 with copies of the weights in fp32."""
     from megatron.bridge.training import checkpointing
@@ -58,7 +59,9 @@ def _pretrain(
     if low:
         cfg.mixed_precision, cfg.optimizer.bf16, cfg.model.bf16 = "bf16_mixed", True, True
     cfg.train.train_iters, cfg.scheduler.lr_decay_iters = STEPS, STEPS
-    cfg.ddp.use_distributed_optimizer = cfg.optimizer.use_distributed_optimizer = True
+    cfg.optimizer.optimizer = optimizer
+    cfg.ddp.use_distributed_optimizer = cfg.optimizer.use_distributed_optimizer = optimizer == "adam"
+    cfg.ddp.overlap_param_gather = optimizer == "adam" and cfg.ddp.overlap_param_gather
     cfg.checkpoint.pretrained_checkpoint = pretrained
     if resume_from:
         cfg.checkpoint.load = str(checkpoints.folder(Path(cfg.checkpoint.save), resume_from))
@@ -185,12 +188,14 @@ EP2 = {"num_moe_experts": 4, "moe_ffn_hidden_size": 32, "expert_model_parallel_s
 
 
 @pytest.mark.parametrize(
-    ("model", "low"), [(TP2, False), (TP2, True), (PP2, False), (EP2, False)], ids=["tp2", "tp2-bf16", "pp2", "ep2"]
+    ("model", "low", "optimizer"),
+    [(TP2, False, "adam"), (TP2, True, "adam"), (PP2, False, "adam"), (EP2, False, "adam"), (EP2, True, "muon")],
+    ids=["tp2", "tp2-bf16", "pp2", "ep2", "ep2-bf16-muon"],
 )
-def test_ranks_that_share_a_model_resume_from_their_copies(tmp_path, model, low):
+def test_ranks_that_share_a_model_resume_from_their_copies(tmp_path, model, low, optimizer):
     store, copies = tmp_path / "e" / "r" / "id", tmp_path / "copies"
     copies.mkdir()
-    shared = (None, model, low)
+    shared = (None, model, low, optimizer)
     whole = on_cpu(_pretrain, tmp_path / "whole", 1, None, 0, (), None, *shared, world_size=2)[-1]
     on_cpu(_pretrain, store, 1, copies, 0, ("n0", "n1"), ENDED, *shared, world_size=2)
     shutil.rmtree(next(copies.glob("*/*/abc/n1")))  # it gets its part from its partner

@@ -66,7 +66,7 @@ def refuse(config: Any) -> None:
         why = f"checkpoints in the format {saved.ckpt_format} aren't made of parts that a rank could keep for itself"
     elif config.peft is not None:
         why = "adapters are resumed from checkpoints alone"
-    elif optimizer not in ("adam", "sgd"):
+    elif optimizer not in ("adam", "sgd", "muon"):
         why = f"the optimizer {optimizer} keeps its state in files of its own"
     elif config.train.exit_interval or config.train.exit_duration_in_mins:
         why = "train.exit_interval and train.exit_duration_in_mins end a run without a checkpoint after a copy"

@@ -83,7 +83,7 @@ def copies_on_nodes_can_be_resumed(f: Facts) -> Broken | None:
         return Broken(key, f"set with task: {f.training.task}, which resumes from checkpoints alone", ("null",))
     if f.layout.fsdp != "none":
         return Broken(key, f"set with parallel.fsdp: {f.layout.fsdp}, whose state no rank saves for itself", ("null",))
-    if f.training.is_emerging:
+    if f.training.is_layer_wise:
         return Broken(key, f"set with the optimizer {f.training.optimizer}, which saves files of its own", ("null",))
     if interval == 0:
         text = "0 with checkpoint.local: copies need a checkpoint to fall back on"
