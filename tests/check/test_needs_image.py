@@ -5,7 +5,17 @@ from importlib.metadata import version
 import pytest
 from facts_of import facts
 
-from megaboa.check.needs_image import NEEDS, RULES, installed, judge, lacks, missing, unchecked
+from megaboa.check.needs_image import (
+    NEEDS,
+    RULES,
+    UNKNOWN,
+    installed,
+    judge,
+    lacking_package,
+    lacks,
+    missing,
+    unchecked,
+)
 
 PLAIN = {"layers": 4, "head_dim": 128, "precision": "bf16_mixed", "dispatcher": "alltoall"}
 USED = {
@@ -14,7 +24,8 @@ USED = {
     "graphs_can_be_captured": {"graphs": "transformer_engine"},
     "tensor_overlap_has_buffers": {"tp_comm_overlap": True},
     "optimizer_is_installed": {"optimizer": "muon", "distributed_optimizer": False},
-    "attention_takes_the_head": {"head_dim": 80},
+    "flash_attention_is_installed": {"attention": "flash"},
+    "attention_takes_the_head": {"head_dim": 512},
 }
 
 
@@ -89,7 +100,7 @@ def test_a_switch_that_the_run_turned_off_is_its_own_business(said, switch):
     assert missing(said, {"another"})
 
 
-NOTHING = {"transformer_engine": None, "deep_ep": None, "mamba_ssm": None, "emerging_optimizers": None}
+NOTHING = dict.fromkeys(("transformer_engine", "deep_ep", "mamba_ssm", "emerging_optimizers", "flash_attn"))
 FP8 = {"layers": 4, "head_dim": 128, "precision": "bf16_with_fp8_current_scaling_mixed"}
 
 
@@ -128,9 +139,25 @@ def test_an_optimizer_lies_in_a_package_of_its_own():
     assert judge(run, {**NOTHING, "emerging_optimizers": "0.2"})[0] == []
 
 
-def test_which_heads_attention_takes_is_left_to_the_gpu():
-    lacking, (line,) = judge(facts(layers=4, head_dim=80), NOTHING)
-    assert lacking == [] and line.startswith("model.kv_channels: needs a GPU")
+@pytest.mark.parametrize(
+    ("head", "gpu", "open_"),
+    [(80, "a100-80g", 0), (84, "h200-141g", 1), (256, "h200-141g", 0), (256, "a100-80g", 1), (320, "h100-80g", 1)],
+)
+def test_which_heads_attention_takes_may_be_left_to_the_gpu(head, gpu, open_):
+    lacking, still_open = judge(facts(layers=4, head_dim=head, gpu=gpu), NOTHING)
+    assert lacking == [] and len(still_open) == open_
+    assert all(line.startswith("model.kv_channels: needs a GPU") for line in still_open)
+
+
+def test_gemma_asks_for_flash_attention_that_may_not_be_there():
+    run = facts(layers=4, head_dim=128, attention="flash")
+    (lacking,), still_open = judge(run, NOTHING)
+    assert lacking.startswith("model.attention_backend: the image has no flash_attn") and still_open == []
+    assert judge(run, {**NOTHING, "flash_attn": "2.8.3"})[0] == []
+    said = lacking_package(run, NOTHING, "this Python")
+    assert "which this Python lacks: set overrides.model.attention_backend: auto for cuDNN's attention" in said
+    assert lacking_package(run, {}, "the image of containers/") is None, "NVIDIA's image may have it"
+    assert lacking_package(facts(layers=4, head_dim=128), NOTHING, "this Python") is None
 
 
 def test_nothing_is_open_for_a_run_on_the_cpu():
@@ -175,6 +202,7 @@ def test_packages_are_found_by_their_metadata(tmp_path, monkeypatch):
     (tmp_path / "transformer_engine-1.5.dist-info/METADATA").write_text("Name: transformer-engine\nVersion: 1.5\n")
     (tmp_path / "deep_ep").mkdir()
     (tmp_path / "deep_ep/__init__.py").touch()
+    (tmp_path / "flash_attn_interface.py").touch()  # version 3
     monkeypatch.syspath_prepend(tmp_path)
     own = {"emerging_optimizers": version("emerging-optimizers")}
-    assert installed() == {**NOTHING, **own, "transformer_engine": "1.5", "deep_ep": "of an unknown version"}
+    assert installed() == {**NOTHING, **own, "transformer_engine": "1.5", "deep_ep": UNKNOWN, "flash_attn": UNKNOWN}

@@ -248,6 +248,8 @@ def test_muon_iterates_on_every_matrix_after_each_step():
     heads_of_two = ((4096, 2048), (4096, 512), (4096, 512))
     halves = operations(*heads_of_two, (4096, 2048), (4096, 14336), (4096, 7168))
     assert spent("muon", **tp2).optimizer - spent("adam", **tp2).optimizer == pytest.approx(32 * halves / 1e15)
+    whole = spent("muon", **tp2, muon_tp_mode="duplicated").optimizer - spent("adam", **tp2).optimizer
+    assert whole == pytest.approx(32 * dense / 1e15)
     moe = {"experts": 8, "topk": 2, "moe_ffn": 1024, "ep": 4}
     sparse = operations(*heads, (4096, 4096), (4096, 8)) + 2 * operations((4096, 2048), (4096, 1024))
     assert spent("muon", **moe).optimizer - spent("adam", **moe).optimizer == pytest.approx(32 * sparse / 1e15)

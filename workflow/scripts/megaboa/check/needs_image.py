@@ -45,7 +45,11 @@ SWITCHES = {
     ),
     "moe_grouped_gemm": (r"(?:with|requires?) moe_grouped_gemm", "grouped matrix products (Transformer Engine)"),
 }
-USUAL_HEADS = (32, 64, 96, 128, 192, 256)
+# Largest heads with a kernel of cuDNN (docs/benchmarks/h200.md): on Hopper, and on all GPUs of today.
+ON_HOPPER, ANYWHERE = 256, 128
+_HOPPER = re.compile(r"g?h\d+")
+
+BACKEND = "model.attention_backend"
 
 Packages = Mapping[str, str | None]  # version of each package, or None if it isn't installed
 
@@ -54,7 +58,9 @@ DISTRIBUTIONS = {
     "deep_ep": "deep-ep",
     "mamba_ssm": "mamba-ssm",
     "emerging_optimizers": "emerging-optimizers",
+    "flash_attn": "flash-attn",
 }
+SUCCESSORS = {"flash_attn": ("flash_attn_interface",)}  # version 3 has a module of its own
 UNKNOWN = "of an unknown version"
 # The package with the kernels that a rule is about; None: only a GPU can tell whether they support the run.
 NEEDS = {
@@ -63,6 +69,7 @@ NEEDS = {
     "graphs_can_be_captured": "transformer_engine",
     "tensor_overlap_has_buffers": "transformer_engine",
     "optimizer_is_installed": "emerging_optimizers",
+    "flash_attention_is_installed": "flash_attn",
     "attention_takes_the_head": None,
 }
 # Versions of the package itself; messages may also name versions of CUDA, or GPU architectures.
@@ -106,10 +113,17 @@ def optimizer_is_installed(f: Facts) -> Broken | None:
     return _open("optimizer.name", f"{f.training.optimizer}: its code") if f.training.is_emerging else None
 
 
+def flash_attention_is_installed(f: Facts) -> Broken | None:
+    """With attention_backend: flash, which Bridge sets for Gemma and hybrid models, Transformer Engine takes flash-attn
+    or nothing; here the model is built with PyTorch's attention."""
+    return _open(BACKEND, "flash: the package flash-attn") if f.kernels.attention == "flash" else None
+
+
 def attention_takes_the_head(f: Facts) -> Broken | None:
-    """Attention kernels support only some head sizes; others fall back to slower kernels, or fail."""
-    head = f.model.head_dim
-    if f.model.latent or head is None or head in USUAL_HEADS:
+    """Transformer Engine's fused attention takes heads of a multiple of 8, up to 128 channels, on Hopper 256; others
+    are calculated unfused, with the scores of all pairs of tokens in memory, or fail."""
+    head, largest = f.model.head_dim, ON_HOPPER if _HOPPER.match(f.cluster.gpu or "") else ANYWHERE
+    if f.model.latent or head is None or (head <= largest and head % 8 == 0):
         return None
     return _open("model.kv_channels", f"{head}: attention kernels for it")
 
@@ -124,6 +138,7 @@ RULES: tuple[Rule, ...] = (
     graphs_can_be_captured,
     tensor_overlap_has_buffers,
     optimizer_is_installed,
+    flash_attention_is_installed,
     attention_takes_the_head,
 )
 
@@ -160,7 +175,8 @@ def _version(module: str, distribution: str) -> str | None:
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
-        return UNKNOWN if importlib.util.find_spec(module) else None
+        modules = (module, *SUCCESSORS.get(module, ()))
+        return UNKNOWN if any(importlib.util.find_spec(one) for one in modules) else None
 
 
 def judge(f: Facts, has: Packages) -> tuple[list[str], list[str]]:
@@ -177,10 +193,17 @@ def judge(f: Facts, has: Packages) -> tuple[list[str], list[str]]:
 
 
 def lacking_package(f: Facts, has: Packages, where: str) -> str | None:
-    """A message if the package is missing that a run's kind of model needs, and that neither the image of containers/
-    nor an environment of envs/ has; None otherwise."""
+    """A message if a package is missing that a run's kind of model or attention needs, and that no environment of envs/
+    has, nor the first the image of containers/; None otherwise."""
+    if f.cluster.device != "cuda":
+        return None
+    if f.kernels.attention == "flash" and has.get("flash_attn", UNKNOWN) is None:
+        return (
+            f"{BACKEND}: flash, as Bridge sets it for Gemma and hybrid models, needs the package flash-attn, which "
+            f"{where} lacks: set overrides.{BACKEND}: auto for cuDNN's attention, or install it"
+        )
     package = BY_NAME[f.model.kind].package
-    if f.cluster.device != "cuda" or package is None or has.get(package) is not None:
+    if package is None or has.get(package) is not None:
         return None
     return (
         f"model: {BY_NAME[f.model.kind].text} needs the package {package}, which {where} lacks (the package index has "

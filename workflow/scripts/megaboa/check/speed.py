@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from megaboa.check import adapters, calibration, parameters, work
@@ -409,16 +409,21 @@ class _Model:
         return seconds + held.total * CAST / self.known.memory.rate
 
     def orthogonalization(self, stage: Stage, trained: parameters.Parameters) -> float:
-        """Seconds that Muon takes longer than Adam, each tensor rank by itself (Bridge's default, muon_tp_mode:
-        blockwise)."""
+        """Seconds that Muon takes longer than Adam, each tensor rank by itself: on its blocks of matrices (Bridge's
+        default, muon_tp_mode: blockwise), or on whole ones."""
         matrices: Counter[Product] = Counter()
+        f = self.f if self.f.training.muon_tp_mode == "blockwise" else _unsplit(self.f)
         for layer, number in self.layers_of(stage).items():
-            for one in work.orthogonalized(self.f, layer.sparse):
+            for one in work.orthogonalized(f, layer.sparse):
                 matrices[one] += number * round(one.groups)
         products = sum(number * sum(map(self.product, one.iteration)) for one, number in matrices.items())
         passes = trained.matrices * ORTHOGONALIZED / self.known.memory.rate
         gpu = Step(optimizer=work.ITERATIONS * products + passes)
         return _with_host(gpu, matrices.total() * LAUNCHED * self.known.launch).seconds
+
+
+def _unsplit(f: Facts) -> Facts:
+    return replace(f, layout=replace(f.layout, tp=1, etp=1))
 
 
 def _with_host(step: Step, host: float) -> Step:
