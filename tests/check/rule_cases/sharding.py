@@ -139,16 +139,17 @@ CASES = {
 }
 
 OTHER_WARNINGS = {  # rules that refuse some and warn of others
+    "muon_trains_in_the_precision": {
+        "optimizer": "muon",
+        "distributed_optimizer": False,
+        "precision": "bf16_with_fp8_current_scaling_mixed",
+    },
     "muon_orthogonalizes_whole_matrices": {"optimizer": "muon", "tp": 4, "kv_groups": 2, "muon_tp_mode": "duplicated"},
     "fsdp_has_no_layer_graphs": {"fsdp": "torch", "graphs": "full_iteration"},
 }
 
 OTHER_ERRORS = [
     ("muon_trains_in_the_precision", {"optimizer": "dist_muon", "precision": "fp32"}),
-    (
-        "muon_trains_in_the_precision",
-        {"optimizer": "muon", "distributed_optimizer": False, "precision": "bf16_with_fp8_current_scaling_mixed"},
-    ),
     ("overlapped_gather_needs_shards", {"gather_overlap": True, "distributed_optimizer": False, "optimizer": "muon"}),
     ("fsdp_checkpoints_are_dtensors", {"checkpoint_format": "fsdp_dtensor"}),
     ("muon_reads_whole_gradients", {"optimizer": "muon", "distributed_optimizer": False, "fsdp": "megatron"}),

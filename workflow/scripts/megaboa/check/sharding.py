@@ -127,8 +127,9 @@ def muon_orthogonalizes_whole_matrices(f: Facts) -> Broken | None:
 
 
 def muon_trains_in_the_precision(f: Facts) -> Broken | None:
-    """megatron-core refuses Muon in fp16, and megatron/training/arguments.py weights in FP8 without shards, which
-    Bridge 0.6.2 accepts; layer by layer (dist_muon) it fails in fp32. Without this rule, ranks find that."""
+    """megatron-core refuses Muon in fp16, and layer by layer (dist_muon) it fails in fp32: without this rule, ranks
+    find that. Weights in FP8 without shards are refused by megatron/training/arguments.py, not by Bridge 0.6.2, whose
+    own recipes have them: a warning."""
     training, precision = f.training, f.training.precision or ""
     if not training.is_emerging:
         return None
@@ -136,7 +137,7 @@ def muon_trains_in_the_precision(f: Facts) -> Broken | None:
     if precision.startswith("fp16") or training.fp16 or (precision == "fp32" and training.is_layer_wise):
         return Broken("training.precision", text, ("bf16_mixed",))
     if training.fp8_weights and any(name in precision for name in WEIGHTS_IN_FP8):
-        return Broken("mixed_precision.fp8_param_gather", f"true, Bridge's default for {text}", (False,))
+        return warning("mixed_precision.fp8_param_gather", f"true, Bridge's default for {text}: never tried", (False,))
     return None
 
 
