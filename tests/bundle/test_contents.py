@@ -77,6 +77,16 @@ def test_a_secret_names_its_file_and_variable_and_not_itself(asked, tmp_path):
     assert "hf_abcdefgh" not in str(error.value)
 
 
+def test_a_webhook_in_the_page_of_an_earlier_version_is_refused(asked, tmp_path):
+    Path("tiny.yaml").write_text("recovery: {notify: 'curl https://hooks/s3cr3t -d \"$MEGABOA_RUN\"'}\n")
+    assert b"s3cr3t" not in b"".join(bundled(asked).values())
+    page = asked.results / "report" / "index.html"
+    write_text(page, "<pre>notify: &#39;curl https://hooks/s3cr3t -d &#34;$MEGABOA_RUN&#34;&#39;</pre>")
+    with pytest.raises(InputError, match=r"index\.html: holds the address in recovery\.notify") as error:
+        bundled(asked)
+    assert "s3cr3t" not in str(error.value) and "--forcerun report" in str(error.value)
+
+
 def test_what_could_not_be_made_again_is_refused(asked, tmp_path):
     elsewhere = tmp_path / "mine.py"
     elsewhere.write_text("")

@@ -290,6 +290,7 @@ MISTAKES = [
     mistake("axis of no model", "sweep.grid.models.dens.config.hidden_size", "did you mean dense", add=sweep("{grid: {models.dens.config.hidden_size: [8]}}")),
     mistake("set and swept as an override", "sweep.grid.overrides.train.train_iters", "same field as training.train_iters", "sweep training.train_iters instead", add=sweep("{grid: {overrides.train.train_iters: [1, 2]}}")),
     mistake("swept twice", "sweep.zip", "same field as sweep.grid.training.seed", add=sweep("{grid: {training.seed: [1]}, zip: {training.seed: [2]}}")),
+    mistake("a webhook in the sweep", "sweep.grid.recovery.notify", "can't be swept", "$MEGABOA_RUN", add=sweep("{grid: {recovery.notify: [a, b]}}")),
     mistake("swept under two names", "sweep.grid.overrides.optimizer.lr", "same field", add=sweep("{grid: {optimizer.lr: [1.0], overrides.optimizer.lr: [2.0]}}")),
     mistake("swept to null and set", "sweep.grid.overrides.train.train_iters", "same field as training.train_iters", "sweep training.train_iters instead", add=sweep("{grid: {overrides.train.train_iters: [null]}}")),
     mistake("swept, and null in the file", "sweep.grid.schedule.decay_iters", "same field as overrides.scheduler.lr_decay_iters, which the file sets", add=sweep("{grid: {schedule.decay_iters: [5]}}") + "overrides: {scheduler.lr_decay_iters: null}\n"),

@@ -361,7 +361,7 @@ def test_a_command_of_another_users_run_is_not_executed(tmp_path, monkeypatch):
 
 def test_an_alert_whose_command_failed_is_sent_again(tmp_path):
     live(FakeExperiment(tmp_path), "stuck", 700)
-    assert "the notification failed: exit 7" in told(tmp_path, "exit 7")[1]
+    assert "the notification failed with exit status 7" in told(tmp_path, "exit 7")[1]
     assert len(told(tmp_path, f"touch {tmp_path}/heard")) == 1 and (tmp_path / "heard").exists()
     assert told(tmp_path, "true") == []
 

@@ -45,3 +45,13 @@ def test_the_configuration_is_the_calls_whatever_its_file_says_now(tmp_path, mon
     assert provenance(results, [config], "snakemake")["config"] == [{"path": str(config), "text": "lr: 2\n"}]
     monkeypatch.setenv(submitted.VARIABLE, str(submitted.call_of(copy)))
     assert provenance(results, [config], "snakemake")["config"] == [{"path": str(config), "text": "lr: 1\n"}]
+
+
+def test_no_webhook_in_the_configuration_nor_in_the_command(tmp_path):
+    config = tmp_path / "e.yaml"
+    config.write_text("# mine\nrecovery:\n  notify: curl https://hooks/s3cr3t  # tell me\n")
+    found = provenance(tmp_path, [config], "snakemake --config 'recovery.notify=curl https://hooks/s3cr3t'")
+    assert found["config"] == [
+        {"path": str(config), "text": '# mine\nrecovery:\n  notify: "echo left out"  # tell me\n'}
+    ]
+    assert found["command"] == "snakemake --config 'recovery.notify=echo left out'"

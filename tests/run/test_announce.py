@@ -76,11 +76,17 @@ def test_the_command_knows_what_happened(tmp_path):
 
 def test_what_went_wrong_is_said_and_does_no_harm():
     assert notify("echo no such user >&2; exit 3", run="dp2") == (
-        "the notification failed: echo no such user >&2; exit 3: no such user"
+        "the notification failed with exit status 3: no such user"
     )
+    assert notify("exit 22") == "the notification failed with exit status 22: it wrote no message"
     assert "the notification failed" in notify("/no/such/program")
+
+
+def test_a_failure_names_neither_the_command_nor_addresses():
+    said = notify("echo 'wget: https://hooks.example.com/s3cr3t: 404' >&2; exit 8")
+    assert said == "the notification failed with exit status 8: wget: (address) 404"
 
 
 def test_a_command_that_never_ends_is_ended(monkeypatch):
     monkeypatch.setattr(announce, "NOTIFY_SECONDS", 0.2)
-    assert notify("exec sleep 30") == "the notification took more than 0.2 s and was ended: exec sleep 30"
+    assert notify("exec sleep 30") == "the notification took more than 0.2 s and was ended"

@@ -17,8 +17,8 @@ from typing import Any
 import yaml
 
 from megaboa import evaluation, recipe_files
-from megaboa.bundle.private import ROOT, Private, without_notify
-from megaboa.config import yaml_file
+from megaboa.bundle.private import ROOT, Private
+from megaboa.config import notify, yaml_file
 from megaboa.data import sources
 from megaboa.errors import InputError
 from megaboa.files import SCRIPTS, canonical, digest, file_digest, inside, is_python, read_json
@@ -108,7 +108,9 @@ def collect(asked: Asked, machine: Private, environment: Mapping[str, str] = os.
     trees = [*(yaml_file.read(path)[0] for path in asked.config_files), asked.command_line]
     named, needed = small_files(asked.results, trees, ROOT)
     files = {**named, **_code(), **_recipes(asked.results)}
-    files |= {name: _clean(name, without_notify(name, content), machine) for name, content in made.items()}
+    made = {name: notify.without_notify(name, content) for name, content in made.items()}
+    _refuse_webhooks(made, notify.addresses(trees))
+    files |= {name: _clean(name, content, machine) for name, content in made.items()}
     needed = [replace(one, path=machine.text(one.path)) for one in [*needed, *data_needed(asked.results)]]
     files[MANIFEST] = canonical(plain(_manifest(asked, needed))).encode()
     if patch := _git("diff", "HEAD", "--", *_present(CODE)):
@@ -131,6 +133,16 @@ def refuse_secrets(files: Files, environment: Mapping[str, str]) -> None:
                 f"{found[0]}: holds the value of {variable}, and would be in the bundle: remove it from there "
                 f"(keep secrets only in the environment), and make it again"
             )
+
+
+def _refuse_webhooks(files: Files, addresses: Iterable[str]) -> None:
+    """Refuse addresses of `recovery.notify` where no placeholder replaces them, as in pages of earlier versions."""
+    found = sorted(name for name, content in files.items() if any(one.encode() in content for one in addresses))
+    if found:
+        raise InputError(
+            f"{found[0]}: holds the address in recovery.notify, which would be in the bundle: remove it from there, or "
+            "make the report again (`snakemake --forcerun report`), and then the bundle"
+        )
 
 
 def _readme(results: Path) -> str:

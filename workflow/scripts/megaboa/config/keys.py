@@ -14,6 +14,7 @@ from pydantic.fields import FieldInfo
 from megaboa.config.formula import Formula
 from megaboa.config.models.experiment import Experiment
 from megaboa.config.models.model import Model
+from megaboa.config.notify import KEY as NOTIFY
 from megaboa.config.problems import Problem, nearest
 from megaboa.fields import FINER, INSTEAD_OF_OVERRIDES, NON_PERSISTENT, OWN_FIELDS, SAME_AS, key_of
 from megaboa.records import SECTIONS
@@ -31,6 +32,7 @@ NOT_SWEPT = {
     "budget": "it is the whole plan's",
     **dict.fromkeys(("evaluate", "export", "generate", "prove", "report", "tune"), "it isn't a property of a run"),
     "sweep": "a sweep can't contain itself",
+    NOTIFY: "tables would publish its values, which may hold a webhook's address: the command has $MEGABOA_RUN",
 }
 
 STOP = "train.exit_interval"  # by which a proof stops a run
@@ -104,8 +106,8 @@ def is_own(dotted: str) -> bool:
 @functools.cache
 def sweepable() -> dict[str, Key]:
     """The keys that may be axes, except for those below `models` and `overrides`, which depend on the file."""
-    refused = (*NOT_SWEPT, "models", "overrides")
-    return {dotted: key for dotted, key in all_keys().items() if dotted.split(".")[0] not in refused}
+    refused = {*NOT_SWEPT, "models", "overrides"}
+    return {dotted: key for dotted, key in all_keys().items() if refused.isdisjoint({dotted, dotted.split(".")[0]})}
 
 
 def _parts(annotation: Any) -> set[Any]:
@@ -165,8 +167,8 @@ def _key_of_override(path: Path) -> Path:
 def sweep_problem(dotted: str, path: Path, models: list[str]) -> str | None:
     """Why a dotted key can't be swept; None if it can."""
     head = path[0]
-    if head in NOT_SWEPT:
-        return f"can't be swept: {NOT_SWEPT[head]}"
+    if why := NOT_SWEPT.get(head) or NOT_SWEPT.get(".".join(path)):
+        return f"can't be swept: {why}"
     if head == "overrides":
         return "name a field, as in overrides.model.moe_permute_fusion" if len(path) < 2 else override_problem(path[1])
     if head == "models":

@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from megaboa.config.notify import in_command, in_yaml
 from megaboa.files import canonical
 from megaboa.paths import ExperimentFolder
 from megaboa.records import Image, plain, read_if_there
@@ -20,17 +21,17 @@ def provenance(results: Path, config_files: list[Path], command: str) -> dict[st
         "versions": versions(ExperimentFolder(results).image),
         "image_test": image_test(ExperimentFolder(results).image),
         "commit": commit(),
-        "command": command,
+        "command": in_command(command),
         "config": _configuration(results, config_files),
     }
 
 
 def _configuration(results: Path, config_files: list[Path]) -> list[dict[str, str]]:
-    """The files' text as the call read it: they may have been edited while it trained."""
+    """The files' text as the call read it, as they may have been edited while it trained; without `recovery.notify`."""
     copies = submitted.copies_here(results)
     read = copies if [path.name for path in copies] == [path.name for path in config_files] else config_files
     return [
-        {"path": str(path), "text": copy.read_text(encoding="utf-8")}
+        {"path": str(path), "text": in_yaml(copy.read_text(encoding="utf-8"))}
         for path, copy in zip(config_files, read, strict=True)
     ]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import subprocess
 import sys
 import time
@@ -19,6 +20,7 @@ from megaboa.store_paths import AttemptFolder, RunStore
 PROGRESS_SECONDS, JOB_PROGRESS_SECONDS = 2.0, 30.0
 LOG_LINES_SHOWN = 15
 NOTIFY_SECONDS = 60
+ADDRESS = re.compile(r"\w+://\S+")  # a webhook's is a secret
 LONGEST_FACT = 4000  # characters; environment variables aren't made for logs
 Say = Callable[[str], None]
 
@@ -79,6 +81,7 @@ def explain(
 def notify(command: str | None, **facts: object) -> str | None:
     """Run the user's notification command at a run's end; return a description of its failure, or None.
 
+    The description goes into logs that others read, so it has neither the command nor addresses in its messages.
     The command gets the facts as environment variables, such as MEGABOA_RUN and MEGABOA_STATE.
     """
     if not command:
@@ -95,7 +98,10 @@ def notify(command: str | None, **facts: object) -> str | None:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return f"the notification took more than {NOTIFY_SECONDS} s and was ended: {command}"
+        return f"the notification took more than {NOTIFY_SECONDS} s and was ended"
     except OSError as error:
-        return f"the notification failed: {command}: {error}"
-    return f"the notification failed: {command}: {done.stderr.strip()}" if done.returncode else None
+        return f"the notification failed: {error}"
+    if done.returncode:
+        said = ADDRESS.sub("(address)", done.stderr.strip()) or "it wrote no message"
+        return f"the notification failed with exit status {done.returncode}: {said}"
+    return None
