@@ -416,6 +416,14 @@ CASES = {
         "config": {"rope_parameters": {"rope_type": "linear", "factor": 2.0}},
         "refused": "/config.json: rope_parameters.rope_type: 'linear' is lost: Bridge's converter of qwen3 knows only",
     },
+    "a secret of the environment, of a run that an earlier version planned": {
+        "run": {"overrides": {"logger.wandb_entity": "${oc.env:HOME}"}},
+        "refused": "overrides.logger.wandb_entity: '${oc.env:HOME}' holds `${`",
+    },
+    "a secret of the environment from another key": {
+        "run": {"optimizer": {"name": "${oc.env:HOME}"}, "overrides": {"ddp.bucket_size": 1000}},
+        "refused": "optimizer: '${oc.env:HOME}' holds `${`",
+    },
     "a function by a name": {
         "run": {"overrides": {"model.init_method": "torch.nn.init.zeros_"}},
         "refused": "overrides.model.init_method: 'torch.nn.init.zeros_': is a function in Bridge, which an override "

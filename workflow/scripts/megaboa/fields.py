@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from megaboa.blends import SPLITS
 from megaboa.layout import AXES
 
@@ -117,6 +119,21 @@ SAME_AS: dict[str, str] = {
 
 # Fields of a key with several, which may also have a value of their own: the key sets the rest.
 FINER = ("scheduler.start_weight_decay", "scheduler.end_weight_decay", "dataset.random_seed")
+
+
+INTERPOLATED = (
+    "holds `${`, with which Bridge would put another value in its place, such as a secret of the environment: write "
+    "the value itself"
+)
+
+
+def interpolated(value: Any) -> str | None:
+    """The first text in a value that OmegaConf, with which Bridge reads its configuration, would replace: all of
+    `${...}`, as our keys need none."""
+    if isinstance(value, str):
+        return value if "${" in value else None
+    parts = [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return next((found for found in map(interpolated, parts) if found is not None), None)
 
 
 def keys_of(field: str) -> list[str]:

@@ -27,6 +27,7 @@ from megatron.bridge.training.config import CheckpointConfig, ConfigContainer
 from megatron.bridge.training.mixed_precision import get_mixed_precision_config
 from megatron.bridge.training.utils.omegaconf_utils import create_omegaconf_dict_config, process_config_with_overrides
 from megatron.core.dist_checkpointing.strategies.nvrx import has_nvrx_async_support
+from omegaconf import OmegaConf
 
 from megaboa import store
 from megaboa.bridge import datasets, finetuning, image_text, kernels, recipe_models, wheels
@@ -34,7 +35,7 @@ from megaboa.bridge.convert import bridge_of, provider_of, with_yarn_defaults
 from megaboa.bridge.overrides import hydra_overrides, hydra_value
 from megaboa.bridge.source import refuse_lost_positions
 from megaboa.errors import InputError
-from megaboa.fields import BRIDGE_FIELDS, key_of
+from megaboa.fields import BRIDGE_FIELDS, INTERPOLATED, interpolated, key_of
 from megaboa.paths import RunFolder
 from megaboa.records import (
     SECTIONS,
@@ -258,7 +259,10 @@ def override(config: ConfigContainer, overrides: Tree) -> ConfigContainer:
     """Set fields in Bridge's own dotted form, with Bridge's checks of names and types."""
     if not overrides:
         return config
+    _refuse_interpolations({f"overrides.{name}": value for name, value in overrides.items()})
     _add_parts(config, overrides)
+    tree, _ = create_omegaconf_dict_config(config)
+    _refuse_interpolations(OmegaConf.to_container(tree, resolve=False))
     try:
         changed = process_config_with_overrides(config, cli_overrides=hydra_overrides(overrides))
     except Exception:  # whose class depends on Bridge's version
@@ -271,6 +275,13 @@ def override(config: ConfigContainer, overrides: Tree) -> ConfigContainer:
             _choose(changed, name, choices)
     _keep_overlaps(changed, overrides)
     return changed
+
+
+def _refuse_interpolations(values: Tree) -> None:
+    """Refuse texts that Bridge would replace by other values, whichever key they come from."""
+    for name, value in values.items():
+        if (text := interpolated(value)) is not None:
+            raise InputError(f"{name}: {text!r} {INTERPOLATED}")
 
 
 def _refusals(config: ConfigContainer, overrides: Tree) -> Iterator[str]:

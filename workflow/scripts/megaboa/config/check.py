@@ -48,7 +48,7 @@ def translate(error: ValidationError, raw: Tree, places: Places) -> list[Problem
 def value_problems(path: Path, value: Any, raw: Tree) -> list[str]:
     """Messages about a value at a path, checked by itself."""
     if path[0] == "overrides":
-        return []
+        return [problem] if (problem := keys.override_value_problem(value)) else []
     if path[0] == "models" and len(path) > 3:
         return config_keys.wrong_value(path, value, raw)
     if path == ("model",):

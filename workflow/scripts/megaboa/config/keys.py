@@ -15,8 +15,17 @@ from megaboa.config.formula import Formula
 from megaboa.config.models.experiment import Experiment
 from megaboa.config.models.model import Model
 from megaboa.config.notify import KEY as NOTIFY
-from megaboa.config.problems import Problem, nearest
-from megaboa.fields import FINER, INSTEAD_OF_OVERRIDES, NON_PERSISTENT, OWN_FIELDS, SAME_AS, key_of
+from megaboa.config.problems import Problem, nearest, show
+from megaboa.fields import (
+    FINER,
+    INSTEAD_OF_OVERRIDES,
+    INTERPOLATED,
+    NON_PERSISTENT,
+    OWN_FIELDS,
+    SAME_AS,
+    interpolated,
+    key_of,
+)
 from megaboa.records import SECTIONS
 from megaboa.secrets import is_secret_name
 
@@ -218,6 +227,12 @@ def override_problem(field: str) -> str | None:
     if key in INSTEAD_OF_OVERRIDES and field not in SAME_AS and field not in FINER:
         return f"is set by the key {key}: set that instead"
     return None
+
+
+def override_value_problem(value: Any) -> str | None:
+    """Why a field of Bridge can't have this value, whatever the field; None if it can. Bridge checks all else."""
+    text = interpolated(value)
+    return None if text is None else f"{show(text)} {INTERPOLATED}"
 
 
 def names_clash(one: Path, other: Path) -> bool:

@@ -152,7 +152,7 @@ def _fold_overrides(raw: Tree, places: Places) -> list[Problem]:
         path = keys.split(f"overrides.{field}", {})
         here = ("overrides", field)
         if path == here:
-            if message := keys.override_problem(field):
+            if message := keys.override_problem(field) or keys.override_value_problem(overrides[field]):
                 problems.append(keys.problem_at(places, here, dotted(here), message))
             continue
         if key := next((key for key in keys_of(field) if _is_there(raw, key)), None):

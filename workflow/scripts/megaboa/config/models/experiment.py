@@ -116,5 +116,5 @@ class Experiment(Section):
     report: Report = key(Report(), "the report")
     prove: Prove = key(Prove(), "what `snakemake prove` trains: does stopping and resuming change anything?")
     tune: Tune = key(Tune(), "what `snakemake tune` tries: which settings of a run are the fastest?")
-    overrides: dict[Dotted, Any] = key({}, "fields of Bridge's ConfigContainer by dotted name")
+    overrides: dict[Dotted, Any] = key({}, "fields of Bridge's ConfigContainer by dotted name; `${...}` is refused")
     sweep: Sweep | None = key(None, "axes of the experiment; none: one run called `run`")

@@ -20,6 +20,7 @@ from pydantic import (
 from megaboa.config.models.resources import SchedulerOptions
 from megaboa.config.models.section import Name, Runs, Section, key
 from megaboa.config.problems import nearest
+from megaboa.fields import INTERPOLATED, interpolated
 from megaboa.files import is_python
 from megaboa.formats import text
 from megaboa.metrics import EVALUATION, named
@@ -65,14 +66,23 @@ class Profile(Section):
         return self
 
 
+def _literal(value: str) -> str:
+    if interpolated(value) is not None:
+        raise ValueError(f"{value!r} {INTERPOLATED}")
+    return value
+
+
+Literally = Annotated[str, AfterValidator(_literal)]  # text that Bridge gets
+
+
 class WandB(Section):
-    project: str | None = key(None, "project; default: the experiment's name")
-    entity: str | None = key(None, "team or user that the project belongs to; default: the account's own")
+    project: Literally | None = key(None, "project; default: the experiment's name")
+    entity: Literally | None = key(None, "team or user that the project belongs to; default: the account's own")
 
 
 class MLflow(Section):
-    experiment: str | None = key(None, "MLflow experiment; default: this experiment's name")
-    tracking_uri: str | None = key(None, "tracking server; default: MLFLOW_TRACKING_URI, or MLflow's own default")
+    experiment: Literally | None = key(None, "MLflow experiment; default: this experiment's name")
+    tracking_uri: Literally | None = key(None, "tracking server; default: MLFLOW_TRACKING_URI, or MLflow's own default")
 
     @field_validator("tracking_uri")
     @classmethod
