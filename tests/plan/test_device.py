@@ -196,6 +196,33 @@ def test_another_python_of_the_ranks_is_asked(plan_file, machine, tmp_path, code
     assert found.device == ("cpu" if says else "cuda") and (says or "") in found.why
 
 
+def test_a_program_that_does_not_answer_is_not_waited_for(plan_file, machine, tmp_path, monkeypatch):
+    machine(1, kernels=False)
+    other = tmp_path / "other"
+    other.write_text("#!/bin/sh\nexec sleep 60\n")
+    other.chmod(0o755)
+    monkeypatch.setattr(device, "ASK_SECONDS", 0.1)
+    found = device.settle(load([plan_file], {"launch.python": str(other)}))
+    assert found.experiment.device == "cpu" and f"launch.python, {other}, doesn't answer" in found.notes[0]
+
+
+@pytest.mark.parametrize("asked", ["auto", "cuda"])
+def test_a_call_that_only_looks_starts_no_program_of_the_file(plan_file, machine, tmp_path, asked):
+    machine(1, kernels=False, driver="470.256.02")
+    other = tmp_path / "other"
+    other.write_text(f"#!/bin/sh\ntouch {tmp_path}/executed\n")
+    other.chmod(0o755)
+    given = {"launch.python": str(other), "device": asked}
+    found = device.settle(load([plan_file], given), looks=True)
+    assert found.experiment.device == "cuda" and not (tmp_path / "executed").exists()
+    by_assumption = (
+        "device: auto is cuda: this machine has 1 GPU, and by assumption launch.python has Transformer Engine"
+    )
+    assert found.notes == ((by_assumption,) if asked == "auto" else ())
+    device.settle(load([plan_file], given))
+    assert (tmp_path / "executed").exists()
+
+
 @pytest.fixture
 def torch_of(tmp_path):
     """A Python of the ranks whose torch is built for a CUDA, and can open it here or can't."""

@@ -14,6 +14,7 @@ from megaboa.plan.shared import Shared
 from megaboa.run import submitted
 
 SUBMITS = workflow.exec_mode == ExecMode.DEFAULT  # otherwise Snakemake runs in a job
+LOOKS = configuration.looks_only(workflow.output_settings.dryrun, sys.argv)
 beginning.prepare_process(workflow.output_settings.dryrun)
 if workflow.output_settings.dryrun:
     dry_run.with_or_without_writing()
@@ -27,7 +28,10 @@ with one_sentence():
     LOADED = load(CONFIG_FILES, command_line(GIVEN), os.environ, contents=SUBMITS)
     PROFILE = defaults.profile_resources(workflow.resource_settings.default_resources)
     LOADED = device.settle(
-        LOADED, defaults.partition(PROFILE), None if SUBMITS else CONFIG_FILES[0]
+        LOADED,
+        defaults.partition(PROFILE),
+        None if SUBMITS else CONFIG_FILES[0],
+        LOOKS,
     )
     target = configuration.own_target(() if IS_MODULE or not SUBMITS else sys.argv)
     COMMAND = configuration.call_again(workflow.configfiles, GIVEN, target)
@@ -49,7 +53,6 @@ REPORT = job_commands.report_command(SCRIPTS, CAPTIONS, RESULTS, CONFIG_FILES, C
 PREVIEW = {}  # in a dry run: the files that a call would change, and where they are now
 
 if SUBMITS:  # jobs read these files and never write them
-    LOOKS = configuration.looks_only(workflow.output_settings.dryrun, sys.argv)
     with one_sentence(RESULTS):
         MINE = lock.claim_experiment(RESULTS, LOOKS)
         PREVIEW, CALL_CONFIG = plan_files.write_plan(

@@ -36,15 +36,18 @@ class Found:
     gpus: int | None = None  # number of GPUs of this machine; None if jobs run elsewhere
 
 
-def settle(loaded: LoadedExperiment, partition: str | None = None, config_file: Path | None = None) -> LoadedExperiment:
+def settle(
+    loaded: LoadedExperiment, partition: str | None = None, config_file: Path | None = None, looks: bool = False
+) -> LoadedExperiment:
     """The experiment with `auto` replaced by `cpu` or `cuda`.
 
     `partition`: the cluster's, for training; None: ranks start on this machine. In a job, `config_file` is the copy of
     the call that submitted it, and that call's device is used, because the job may be on a different kind of machine.
+    `looks`: the call runs no job (`snakemake -n`), so it doesn't ask `launch.python`, which may be any program.
     """
     if loaded.experiment.device != AUTO:
-        return loaded if partition or config_file else _doubted(loaded)
-    found = _of_call(config_file) or find(loaded.experiment, partition)
+        return loaded if partition or config_file else _doubted(loaded, looks)
+    found = _of_call(config_file) or find(loaded.experiment, partition, looks)
     return replace(
         loaded,
         experiment=loaded.experiment.model_copy(update={"device": found.device}),
@@ -66,12 +69,13 @@ def unfit(experiment: Experiment) -> str | None:
     return NO_GPU
 
 
-def _doubted(loaded: LoadedExperiment) -> LoadedExperiment:
+def _doubted(loaded: LoadedExperiment, looks: bool) -> LoadedExperiment:
     """Note a machine without GPUs, or a driver that is too old.
 
     That is no error, because a call may only look at the plan here, or make a report.
     """
-    why = unfit(loaded.experiment) or (_old_driver(loaded.experiment) if loaded.experiment.device == "cuda" else None)
+    experiment = loaded.experiment
+    why = unfit(experiment) or (_old_driver(_asked(experiment, looks)) if experiment.device == "cuda" else None)
     note = f"warning: device: cuda can't be used here: {why}"
     return replace(loaded, notes=(note, *loaded.notes)) if why else loaded
 
@@ -81,19 +85,19 @@ def _of_call(config_file: Path | None) -> Found | None:
     return Found(device, "as the call found that submitted this job") if device else None
 
 
-def find(experiment: Experiment, partition: str | None) -> Found:
+def find(experiment: Experiment, partition: str | None, looks: bool = False) -> Found:
     here = gpus_here() if partition is None else None
+    python = _asked(experiment, looks)
     if here == 0:
         return Found("cpu", NO_GPU)
-    if why := _without_kernels(experiment):
+    if why := _without_kernels(python):
         return Found("cpu", f"this machine has {counted(here, 'GPU')}, but {why}" if here else why)
     if here is None:
         return _on_cluster(str(partition))
-    if why := _old_driver(experiment):
+    if why := _old_driver(python):
         return Found("cpu", why)
-    return Found(
-        "cuda", f"this machine has {counted(here, 'GPU')}, and {_python(experiment)} has Transformer Engine", here
-    )
+    name = _named(python, experiment)
+    return Found("cuda", f"this machine has {counted(here, 'GPU')}, and {name} has Transformer Engine", here)
 
 
 def _on_cluster(partition: str) -> Found:
@@ -108,30 +112,41 @@ def _on_cluster(partition: str) -> Found:
     return Found("cuda", f"nodes of partition {partition} have {counted(count, 'GPU')}")
 
 
-def _without_kernels(experiment: Experiment) -> str | None:
-    """The reason why ranks can't train on a GPU; None if they can, or if only their image knows."""
-    if experiment.image.runtime != "none":
+def _asked(experiment: Experiment, looks: bool) -> str | None:
+    """The Python of the ranks that is asked what it can do; None if only their image knows, or if it isn't started."""
+    if experiment.image.runtime != "none" or (looks and experiment.launch.python):
         return None
-    python = experiment.launch.python
-    if python is None and importlib.util.find_spec(KERNELS) is None:
+    return experiment.launch.python or sys.executable
+
+
+def _named(python: str | None, experiment: Experiment) -> str:
+    if python is None:
+        return f"by assumption {'the image' if experiment.image.runtime != 'none' else 'launch.python'}"
+    return "this Python" if python == sys.executable else python
+
+
+def _without_kernels(python: str | None) -> str | None:
+    """The reason why the ranks' Python can't train on a GPU; None if it can, or if it isn't asked."""
+    if python == sys.executable and importlib.util.find_spec(KERNELS) is None:
         return f"this Python has no Transformer Engine ({SETUP})"
-    if python is not None:
+    if python not in (None, sys.executable):
         code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({KERNELS!r}) is None)"
         try:
-            if subprocess.run([python, "-c", code], capture_output=True).returncode:
+            if subprocess.run([python, "-c", code], capture_output=True, timeout=ASK_SECONDS).returncode:
                 return f"{python} has no Transformer Engine"
         except OSError as error:
             return f"launch.python can't be started: {error}"
+        except subprocess.TimeoutExpired:
+            return f"launch.python, {python}, doesn't answer within {ASK_SECONDS} s"
     return None
 
 
-def _old_driver(experiment: Experiment) -> str | None:
-    """The reason why the ranks' torch can't use this machine's driver; None if it can, or if only their image knows."""
-    driver = gpus.driver() if experiment.image.runtime == "none" else None
+def _old_driver(python: str | None) -> str | None:
+    """The reason why the ranks' torch can't use this machine's driver; None if it can, or if it isn't asked."""
+    driver = gpus.driver() if python else None
     number = (driver or "").split(".")[0]
-    if not number.isdigit():
+    if not python or not number.isdigit():
         return None
-    python = experiment.launch.python or sys.executable
     cuda = _said(python, CUDA_OF_TORCH)
     needed = DRIVERS.get(cuda.split(".")[0], 0)
     if int(number) >= needed or _said(python, OPENS_CUDA) == "True":
@@ -145,12 +160,6 @@ def _said(python: str, code: str) -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout.strip()
-
-
-def _python(experiment: Experiment) -> str:
-    if experiment.image.runtime != "none":
-        return "by assumption the image"
-    return experiment.launch.python or "this Python"
 
 
 def gpus_here() -> int:
