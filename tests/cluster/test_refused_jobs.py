@@ -24,6 +24,7 @@ RUNS = {
     "partition": f"{LONG}, resources.partition: nope",
     "hour": f"{LONG}, resources.partition: short, resources.runtime: 1h",
     "feature": f"{LONG}, resources.constraint: nope",
+    "words": f"""{LONG}, resources.slurm_extra: '--begin=now+1hour --network="$(touch shell); a|b" --nice=7'""",
     "second": LONG,
     "fine": LONG,
 }
@@ -80,6 +81,18 @@ def test_a_run_that_is_too_large_keeps_no_other_from_being_trained(faults):
     assert "lets a job have: lower resources.nodes, or take another partition; then scancel" in shown
     faults.lab.run(["scancel", *faults.lab.run(["squeue", "--noheader", "--format=%A"]).stdout.split()])
     faults.stop("fine", call)
+
+
+def test_options_of_sbatch_arrive_whole_and_nothing_in_them_is_executed(faults):
+    call = faults.start("words")
+    waiting = ["squeue", "--noheader", "--states=PENDING", "--format=%A"]
+    faults.lab.wait(lambda: faults.lab.run(waiting).stdout.split(), WAIT, "a job")
+    (job,) = faults.lab.run(waiting).stdout.split()
+    shown = faults.lab.run(["scontrol", "show", "job", job]).stdout
+    assert "Network=$(touch shell); a|b\n" in shown and "Nice=7" in shown
+    assert not (faults.clone.path / "shell").exists()
+    faults.lab.run(["scancel", job])
+    faults.snakemake_ends(call, code=1, timeout=300)
 
 
 def test_job_arrays_of_jobs_that_start_ranks_are_refused(faults):

@@ -1,13 +1,14 @@
 """megaboa.scheduler.slurm.requests: what users' options of sbatch must leave to the experiment's keys."""
 
 import re
+import subprocess
 from types import SimpleNamespace
 
 import pytest
 from snakemake_executor_plugin_slurm.validation import get_forbidden_slurm_options
 
 from megaboa.config.models.resources import Resources
-from megaboa.scheduler.slurm.requests import options_problem, settings_problem
+from megaboa.scheduler.slurm.requests import options, options_problem, settings_problem
 
 
 @pytest.mark.parametrize(
@@ -25,6 +26,28 @@ from megaboa.scheduler.slurm.requests import options_problem, settings_problem
 )
 def test_options_that_the_workflow_sets_are_refused_with_the_key_to_set(options, said):
     assert options_problem(options) == said
+
+
+@pytest.mark.parametrize(
+    ("own", "words"),
+    [
+        ("--nice=0;touch x;true", ["--nice=0;touch", "x;true"]),
+        ("--nice=0$(touch x) --exclude=`touch x`", ["--nice=0$(touch", "x)", "--exclude=`touch", "x`"]),
+        ("--exclude=n3\n touch x", ["--exclude=n3", "touch", "x"]),
+        ("--prefer=a100|h100 --gpus-per-node=h100:8", ["--prefer=a100|h100", "--gpus-per-node=h100:8"]),
+        ('--prefer="a100|h100" --exclude=n[1-3]', ["--prefer=a100|h100", "--exclude=n[1-3]"]),
+        ("--reservation 'two words' --mail-user=it\\'s", ["--reservation", "two words", "--mail-user=it's"]),
+    ],
+)
+def test_a_shell_gets_the_words_of_the_users_options_and_executes_nothing(own, words, tmp_path):
+    said = subprocess.run(f"printf '%s\\0' {options(own)}", shell=True, cwd=tmp_path, capture_output=True, check=True)
+    assert said.stdout.decode().split("\0")[:-1] == words and not list(tmp_path.iterdir())
+
+
+def test_common_options_stay_readable():
+    assert options("--exclusive  --exclude=n3", returns=True, outlives=True) == (
+        "--open-mode=append --no-kill --exclusive --exclude=n3"
+    )
 
 
 def test_all_that_the_executor_refuses_is_refused_by_the_plan():

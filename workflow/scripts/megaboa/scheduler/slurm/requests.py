@@ -83,10 +83,12 @@ def resources(
 def options(
     own: str = "", returns: bool = False, after: RunFolder | None = None, rule: str = "", outlives: bool = False
 ) -> str:
+    """Further options for a job, `own` ones of the user last. Snakemake's plugin puts them into a shell's command as
+    they are, so their words are quoted: no part of them is executed where jobs are submitted."""
     found = queue.dependency(rule, after) if after else []
     found += ["--open-mode=append"] if returns else []  # a requeued job appends to the same log
     found += ["--no-kill"] if outlives else []
-    return " ".join([*found, own]).strip()
+    return shlex.join([*found, *shlex.split(own)])
 
 
 def _gpus(number: int, option: str) -> str:
