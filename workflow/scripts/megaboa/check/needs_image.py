@@ -122,7 +122,8 @@ def flash_attention_is_installed(f: Facts) -> Broken | None:
 def attention_takes_the_head(f: Facts) -> Broken | None:
     """Transformer Engine's fused attention takes heads of a multiple of 8, up to 128 channels, on Hopper 256; others
     are calculated unfused, with the scores of all pairs of tokens in memory, or fail."""
-    head, largest = f.model.head_dim, ON_HOPPER if _HOPPER.match(f.cluster.gpu or "") else ANYWHERE
+    head, gpu = f.model.head_dim, f.cluster.gpu
+    largest = ON_HOPPER if gpu is None or _HOPPER.match(gpu) else ANYWHERE
     if f.model.latent or head is None or (head <= largest and head % 8 == 0):
         return None
     return _open("model.kv_channels", f"{head}: attention kernels for it")
