@@ -1,6 +1,7 @@
 """`megaboa COMMAND`: what there is, where it may be called from, and how runs are named."""
 
 import argparse
+import json
 import re
 import shutil
 import subprocess
@@ -189,3 +190,15 @@ def test_ctrl_c_ends_a_command_without_a_traceback_and_a_job_says_so_in_its_log(
     assert main(["status"]) == 130 and capsys.readouterr().err == ""
     assert main(["tokenize-shard"]) == 130
     assert capsys.readouterr().err == "interrupted: tokenize-shard; the same call makes it again\n"
+
+
+def test_names_in_files_of_strangers_control_no_terminal(tmp_path):
+    """In what is printed, and in errors."""
+    header = json.dumps(
+        {"\x1b]0;OWNED\x07a\x9b\u202eb": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}
+    ).encode()
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    for words in ((tmp_path,), (tmp_path, "--only", "nothing")):
+        done = call("inspect", *words)
+        assert "\\x1b]0;OWNED\\x07a\\x9b\\u202eb" in done.stdout + done.stderr
+        assert not set(done.stdout + done.stderr) & {"\x1b", "\x07", "\x9b", "\u202e"}

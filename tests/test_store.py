@@ -158,3 +158,38 @@ def test_who_waits_hears_who_holds_the_lock(tmp_path):
     with store.locked(tmp_path / ".payload.lock", on_wait=hear):
         assert heard == [f"process {holder.pid} on host {socket.gethostname()}"]
     holder.wait()
+
+
+def test_a_lock_that_names_a_process_which_has_ended_is_held_by_somebody_else(tmp_path, capsys):
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    path, here = tmp_path / "lock", socket.gethostname()
+    with path.open("a+") as held:
+        assert store.try_lock(held)
+        for said, shown in (
+            ("", "another process"),
+            (f"snakemake, process {os.getpid()} on host {here}", f"snakemake, process {os.getpid()} on host {here}"),
+            (f"process {ended.pid} on host elsewhere", f"process {ended.pid} on host elsewhere"),
+            (
+                f"process {ended.pid} on host {here}",
+                f"another process (process {ended.pid} on host {here}, which the lock names, no longer runs here; "
+                f"`fuser -v {path}` shows who holds it)",
+            ),
+        ):
+            path.write_text(said)
+            with path.open("a+") as stream:
+                assert not store.try_lock(stream)
+                assert store.holder(stream) == shown
+
+
+def test_the_lock_of_an_experiment_says_so_too(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(lock, "_holder", [])
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    path = tmp_path / "my" / ".lock"
+    path.parent.mkdir()
+    path.write_text(f"snakemake, process {ended.pid} on host {socket.gethostname()}")
+    with path.open("a+") as held:
+        assert store.try_lock(held)
+        assert lock.claim_experiment(tmp_path / "my") is False
+    assert f"process {ended.pid} on host" in lock._holder[0] and "no longer runs here" in lock._holder[0]

@@ -102,6 +102,34 @@ def test_a_rank_that_failed_leaves_even_if_cleaning_up_hangs():
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 1
 
 
+LISTENS = """
+import sys
+from datetime import timedelta
+from pathlib import Path
+from torch.distributed import init_process_group, distributed_c10d
+from megaboa.bridge import process
+from megaboa.scheduler.ranks import ReservedPort, rank_environment
+import os
+port = ReservedPort()
+os.environ |= rank_environment(0, 0, 1, sys.argv[1], port.number)
+process.listen_on_loopback()
+process.listen_on_loopback()
+init_process_group("gloo", timeout=timedelta(seconds=20))
+distributed_c10d._get_default_store().set("a", "b")
+lines = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]]
+places = [line[1].split(":") for line in lines if line[3] == "0A"]
+print(*(address for address, number in places if int(number, 16) == port.number))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="needs Linux")
+def test_ranks_of_one_machine_meet_where_no_other_machine_can_reach():
+    done = subprocess.run([sys.executable, "-c", LISTENS, "127.0.0.1"], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "0100007F\n", done.stderr
+    done = subprocess.run([sys.executable, "-c", LISTENS, "localhost"], capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip("0") == "\n", "as in a job, on all interfaces"
+
+
 def test_a_checkpoints_writer_finishes_what_it_writes():
     code = "import os, signal; from megaboa.bridge import process; process.ignore_stop_signal()\n"
     code += "os.kill(os.getpid(), signal.SIGTERM); print('written')"

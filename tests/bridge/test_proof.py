@@ -103,6 +103,28 @@ def test_logits_are_compared_over_the_whole_length(root):
     assert found["difference"] > 1e-3
 
 
+WAITING = """#!/bin/sh
+echo "a warning" >&2
+echo "waits for process 42 on host n1, which loads a model" >&2
+[ $3 = broken ] && echo "ValueError: no such model" >&2 && echo >&2 && exit 1
+echo '{"missing": [], "unexpected": [], "mismatched": [], "finite": true, "generated": 2, "text": "a b"}'
+"""
+
+
+def test_a_proof_that_waits_says_for_whom(tmp_path):
+    (tmp_path / "python").write_text(WAITING)
+    (tmp_path / "python").chmod(0o755)
+    code = "import sys; from megaboa.bridge import process; process.make_fit('cpu')\n"
+    code += "from megaboa.bridge import proof; sys.executable = sys.argv[1]\n"
+    code += "for folder in ('whole', 'broken'): print(*(one.detail for one in proof.runs_alone(folder, 10)), sep='; ')"
+    done = subprocess.run([sys.executable, "-c", code, tmp_path / "python"], capture_output=True, text=True)
+    assert done.stderr.count("waits for process 42 on host n1, which loads a model\n") == 2
+    assert "a warning" not in done.stderr
+    whole, broken = done.stdout.splitlines()
+    assert whole.endswith("all logits are finite; 2 tokens generated: 'a b'")
+    assert broken == "transformers failed in a fresh process: ValueError: no such model"
+
+
 def test_the_import_uses_the_store_again(root, tmp_path):
     arguments = ["--source", root / "dense" / "source.json", "--store", "store", "--device", "cpu"]
     first = python(SCRIPTS / "megaboa", "import-model", *arguments, "--out", "results/import.json", cwd=tmp_path)

@@ -10,8 +10,10 @@ import torch
 from tiny_models import LATENT, MOE, TIED_BF16, specification, train_tokenizer
 
 import megaboa
+from megaboa import store
 from megaboa.bridge import reference
 from megaboa.bridge.source import obtain
+from megaboa.errors import InputError
 
 SCRIPTS = Path(megaboa.__file__).parents[1]
 
@@ -74,6 +76,25 @@ def test_who_decides_while_another_loads_counts_what_that_one_takes(tmp_path):
     assert said.startswith(f"waits for process {first.pid} on host ")
     first.communicate("\n")
     assert second.communicate()[0] == "layer by layer\n"
+
+
+def test_nobody_else_can_lock_what_this_user_waits_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(reference.tempfile, "tempdir", str(tmp_path))
+    own = tmp_path / f"megaboa-{os.getuid()}"
+    own.mkdir(mode=0o755)
+    with (tmp_path / f"megaboa-reference-{os.getuid()}.lock").open("a+") as theirs:  # where an earlier version locked
+        assert store.try_lock(theirs)
+        with reference.deciding(1_000) as whole:
+            assert whole and own.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_folder_of_another_user_is_refused_and_not_waited_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(reference.tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "theirs").mkdir()
+    own = tmp_path / f"megaboa-{os.getuid()}"
+    own.symlink_to(tmp_path / "theirs")
+    with pytest.raises(InputError, match=f"{own} on host .* belongs to another user: set TMPDIR"):
+        reference.deciding(1_000).__enter__()
 
 
 def wide(model):

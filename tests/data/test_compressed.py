@@ -1,8 +1,10 @@
 """Files that may be compressed, whole and cut short."""
 
 import os
+import tracemalloc
 
 import pytest
+import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 from making import packed
@@ -37,3 +39,22 @@ def test_wherever_it_is_cut_it_is_never_taken_for_complete(tmp_path_factory, end
     path.write_bytes(whole[: data.draw(st.integers(1, len(whole) - 1))])
     with pytest.raises(InputError, match="truncated"), unpacked(str(path), end) as (stream, _):
         stream.read()
+
+
+@pytest.mark.parametrize("end", ["gz", "zst"])
+def test_little_of_a_file_is_inflated_at_a_time(tmp_path, end):
+    """20 kB may stand for 512 MiB."""
+    path = tmp_path / f"a.{end}"
+    if end == "zst":
+        with zstandard.open(path, "wb") as stream:
+            for _ in range(512):
+                stream.write(bytes(1 << 20))
+    else:
+        packed(path, bytes(256 << 20))
+    tracemalloc.start()
+    try:
+        with unpacked(str(path), end) as (stream, _):
+            assert stream.read(10) == bytes(10)
+        assert tracemalloc.get_traced_memory()[1] < 70 << 20
+    finally:
+        tracemalloc.stop()

@@ -17,7 +17,9 @@ from collections.abc import Callable
 
 from megaboa import __version__
 from megaboa.errors import one_sentence
+from megaboa.formats import Printable
 
+STRANGERS = "Files from anywhere"
 # What people call: each has a module of its name.
 GROUPS = {
     "An experiment": {
@@ -37,7 +39,7 @@ GROUPS = {
         "documents": "which documents of which corpus a step read",
         "stop": "let it, or all of an experiment, save and end; the next call resumes them",
     },
-    "Files from anywhere": {
+    STRANGERS: {
         "inspect": "a checkpoint's tensors, layout and norms, or two compared",
         "read-log": "summary of a training log: losses, speed, memory",
         "analyze-profile": "where a profiled step's time goes",
@@ -59,6 +61,8 @@ NAMES_OF_JOBS = [name for names in JOBS.values() for name in names]
 
 
 def main(words: list[str]) -> int:
+    if words and words[0] in GROUPS[STRANGERS]:
+        sys.stdout, sys.stderr = Printable(sys.stdout), Printable(sys.stderr)
     out = next((Path(path) for word, path in itertools.pairwise(words) if word == "--out"), None)
     try:
         with one_sentence(out):

@@ -126,6 +126,7 @@ CAUSES: dict[str, End] = {
             r"(?:\.bin|\.idx)['\"]? does not exist",
         ),
     ),
+    "unsafe_checkpoint": End("unsafe checkpoint", "stop", "unsafe_checkpoint", (r": asks for \S+, which isn't data",)),
     "damaged_checkpoint": End(
         "damaged checkpoint",
         "resume",

@@ -5,9 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Sequence
 from itertools import zip_longest
+from typing import Any, TextIO
 
 UNITS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
 _SIZES = ((1e15, "PB"), (1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+# Characters that control terminals, or turn the direction of text; not line breaks and tabs.
+_CONTROLS = {
+    code: ascii(chr(code))[1:-1]
+    for code in (*range(32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+    if chr(code) not in "\n\t"
+}
 _ROUNDED = 0.9995  # what would be rounded up to the unit is shown in it
 
 
@@ -34,6 +41,19 @@ def text(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.10g}"
     return str(value)
+
+
+class Printable:
+    """A text stream that shows control characters (`\\x1b`) instead of writing them."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, said: str) -> int:
+        return self._stream.write(said.translate(_CONTROLS))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 def some_of(names: Sequence[str], most: int = 3, mark: str = ", ") -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import shutil
 import socket
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from megaboa.errors import InputError
 from megaboa.files import digest, make_folder, share, share_all
 
 ID_LENGTH = 12
+_HOLDER = re.compile(r"process (\d+) on host (\S+)$")
 KERNELS = (("proc",), ("sys",))  # file systems without files of ours
 
 
@@ -61,8 +63,7 @@ def locked(path: str | Path, on_wait: Callable[[str], None] = lambda holder: Non
     with path.open("a+") as stream:
         share(path)  # the next user's job opens it for writing, too
         if not try_lock(stream):
-            stream.seek(0)
-            on_wait(stream.read().strip() or "another process")
+            on_wait(holder(stream))
             fcntl.flock(stream, fcntl.LOCK_EX)
         stream.truncate(0)
         stream.write(f"process {os.getpid()} on host {socket.gethostname()}\n")
@@ -79,6 +80,31 @@ def try_lock(stream: IO[str]) -> bool:
     except OSError as error:
         why = f"can't be locked ({error.strerror})"
         raise InputError(f"{stream.name}: {why}; mount its file system with locks (Lustre: option `flock`)") from None
+    return True
+
+
+def holder(stream: IO[str]) -> str:
+    """Who holds the lock on an open file, as far as known. It names who has locked it last, but whoever can open a file
+    can lock it."""
+    stream.seek(0)
+    said = stream.read().strip()
+    named = _HOLDER.search(said)
+    if not named or named[2] != socket.gethostname() or is_running(int(named[1])):
+        return said or "another process"
+    return (
+        f"another process ({said}, which the lock names, no longer runs here; `fuser -v {stream.name}` shows who holds "
+        "it)"
+    )
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process of this machine is alive, whoever owns it."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
     return True
 
 

@@ -25,7 +25,7 @@ from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 from transformers import AutoConfig, PreTrainedConfig
 
 from megaboa import store
-from megaboa.bridge import prediction, process, weights
+from megaboa.bridge import prediction, process, untrusted, weights
 from megaboa.bridge.continuation import ROUNDS
 from megaboa.bridge.source import copy_settings, has_weights
 from megaboa.check.rope import YARN_DEFAULTS
@@ -167,7 +167,8 @@ def bridge_of(source: ModelSource) -> AutoBridge:
 
 def load_checkpoint(bridge: AutoBridge, checkpoint: Path, layout: Layout = WHOLE) -> list[torch.nn.Module]:
     """The model of a checkpoint, whole or this rank's part of it, regardless of the layout that saved it."""
-    return bridge.load_megatron_model(checkpoint, wrap_with_ddp=False, mp_overrides={**UNTRAINED, **sizes(layout)})
+    with untrusted.told(checkpoint):
+        return bridge.load_megatron_model(checkpoint, wrap_with_ddp=False, mp_overrides={**UNTRAINED, **sizes(layout)})
 
 
 @contextlib.contextmanager

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import importlib.util
 import os
 import queue
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -22,7 +24,7 @@ from megaboa.bridge import flight
 from megaboa.errors import InputError
 from megaboa.layout import Layout
 from megaboa.scheduler import adopt_rank
-from megaboa.scheduler.local import die_with_parent
+from megaboa.scheduler.local import ADDRESS, die_with_parent
 from megaboa.scheduler.ranks import FORKED
 
 reached: dict[str, float] = {}  # phases that this process has completed, and when (unix seconds)
@@ -37,7 +39,7 @@ def forked_for(device: str) -> None:
 
 
 def prepare(device: str, threads: int = 1) -> None:
-    """Prepare the process, and import Bridge without garbage collection.
+    """Prepare the process, and import Bridge without garbage collection. Checkpoints can execute nothing in it.
 
     Imported objects are never garbage, and collection took a quarter of every job's start.
     """
@@ -47,6 +49,10 @@ def prepare(device: str, threads: int = 1) -> None:
     make_fit(device, threads)
     import megatron.bridge  # noqa: F401
 
+    from megaboa.bridge import untrusted
+
+    untrusted.install()
+    listen_on_loopback()
     gc.freeze()
     gc.enable()
 
@@ -69,6 +75,23 @@ def make_fit(device: str, threads: int = 1) -> None:
         from megaboa.bridge.cpu import imports
 
         imports.stand_in("nvidia_resiliency_ext")
+
+
+def listen_on_loopback() -> None:
+    """Let rank 0 of a run on one machine listen for the other ranks on loopback alone: PyTorch listens on all
+    interfaces, and whoever reaches the port can alter the run."""
+    from torch.distributed import TCPStore
+
+    def opened(host_name: str, port: int, *arguments: Any, is_master: bool = False, **named: Any) -> Any:
+        if is_master and host_name == ADDRESS:
+            with socket.socket() as listening:
+                listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                listening.bind((ADDRESS, port))
+                listening.listen(socket.SOMAXCONN)
+                named |= {"master_listen_fd": listening.detach(), "use_libuv": True}
+        return TCPStore(host_name, port, *arguments, is_master=is_master, **named)
+
+    importlib.import_module("torch.distributed.rendezvous").TCPStore = opened  # the attribute is a function
 
 
 def started() -> float:

@@ -324,16 +324,24 @@ def _has_copy(part: torch.nn.Module) -> bool:
 def runs_alone(folder: str, params: int) -> list[Check]:
     """Check that a fresh process loads the model and generates, with no network and no Megatron."""
     scripts = Path(__file__).resolve().parents[2]
-    done = subprocess.run(
-        [sys.executable, "-m", "megaboa.bridge.reload", folder, str(params)],
-        env={**os.environ, "PYTHONPATH": str(scripts), "HF_HUB_OFFLINE": "1"},
-        capture_output=True,
-        text=True,
-    )
-    if done.returncode:
-        last = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
-        return [check("loads", False, f"transformers failed in a fresh process: {last[0]}")]
-    seen = json.loads(done.stdout)
+    last = ""
+    with tempfile.TemporaryFile("w+") as answer:
+        with subprocess.Popen(
+            [sys.executable, "-m", "megaboa.bridge.reload", folder, str(params)],
+            env={**os.environ, "PYTHONPATH": str(scripts), "HF_HUB_OFFLINE": "1"},
+            stdout=answer,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as process:
+            for line in filter(str.strip, process.stderr):
+                last = line.strip()
+                if last.startswith(reference.WAITS):
+                    print(last, file=sys.__stderr__, flush=True)
+        if process.returncode:
+            why = last or f"exit code {process.returncode}"
+            return [check("loads", False, f"transformers failed in a fresh process: {why}")]
+        answer.seek(0)
+        seen = json.load(answer)
     wrong = seen["missing"] + seen["unexpected"] + seen["mismatched"]
     return [
         check("loads", not wrong, "transformers loads it offline in a fresh process" + listed("not clean", wrong)),

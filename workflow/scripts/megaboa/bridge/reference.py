@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import socket
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -18,14 +19,16 @@ from typing import Any, NamedTuple
 import torch
 from transformers import AutoConfig, PreTrainedModel
 
-from megaboa import store
+from megaboa import files, store
 from megaboa.bridge.source import class_of
 from megaboa.conversion import HELD_WHOLE
+from megaboa.errors import InputError
 
 BYTES = 4  # of a weight in fp32
 SHARE = 0.7  # share of the free memory for a model that is held whole
 LOGITS_BOUND = 1e-5
 HALF_ULP = 2.0**-24  # relative, for fp32
+WAITS = "waits for "
 CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -50,12 +53,24 @@ def load(folder: str, params: int) -> Reference:
 def deciding(params: int) -> Iterator[bool]:
     """Decide whether to hold a model whole, and keep a lock while it is loaded: another process of this user would
     count memory as free that this one is about to take."""
-    with store.locked(Path(tempfile.gettempdir(), f"megaboa-reference-{os.getuid()}.lock"), _waits):
+    with store.locked(_own_folder() / "reference.lock", _waits):
         yield fits(params)
 
 
+def _own_folder() -> Path:
+    """A folder that nobody else can open, because whoever can open a file can lock it."""
+    own = Path(tempfile.gettempdir(), f"megaboa-{os.getuid()}")
+    if not files.is_ours_alone(own):
+        raise InputError(
+            f"{own} on host {socket.gethostname()} can't be written, or belongs to another user: set TMPDIR to a "
+            "folder of your own"
+        )
+    own.chmod(0o700)
+    return own
+
+
 def _waits(holder: str) -> None:
-    print(f"waits for {holder}, which loads a model", file=sys.__stderr__, flush=True)
+    print(f"{WAITS}{holder}, which loads a model", file=sys.__stderr__, flush=True)
 
 
 def fits(params: int) -> bool:

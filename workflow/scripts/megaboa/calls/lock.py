@@ -12,7 +12,7 @@ from typing import IO
 
 from megaboa.calls import say
 from megaboa.errors import InputError, existing, remedy
-from megaboa.store import try_lock
+from megaboa.store import holder, try_lock
 
 _held: list[IO[str]] = []  # kept open for the life of this process, because they hold locks
 _holder: list[str] = []  # description of another process that works on the experiment
@@ -41,8 +41,7 @@ def claim_experiment(results: str | Path, looks: bool = False) -> bool:
             f"`snakemake -n` and `megaboa status` only read{whose}"
         ) from None
     if not try_lock(stream):
-        stream.seek(0)
-        _holder.append(f"{results} is being worked on by {stream.read().strip()}")
+        _holder.append(f"{results} is being worked on by {holder(stream)}")
         say(f"{_holder[0]}: its files are left as they are")
         return False
     with contextlib.suppress(OSError) if looks else contextlib.nullcontext():  # the disk may be full

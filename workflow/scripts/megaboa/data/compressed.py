@@ -13,6 +13,7 @@ from typing import IO, Any
 from megaboa.errors import InputError
 
 BUFFER = 1 << 20
+PIECE = 1 << 11  # bytes of a .zst file that are inflated at a time: at most to 64 MiB, as 4 bytes may stand for 128 KiB
 
 
 class TruncatedError(Exception):
@@ -38,33 +39,35 @@ def unpacked(path: str, packed: str | None) -> Iterator[tuple[IO[bytes], Callabl
 
 
 class _Zstd(io.RawIOBase):
-    """A reader that detects truncated files, which zstandard's own takes for complete."""
+    """A reader that inflates little at a time, and detects truncated files: zstandard's takes them for complete."""
 
     def __init__(self, raw: IO[bytes]) -> None:
         import zstandard
 
         self._new = zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj
         self._error = zstandard.ZstdError
-        self._raw, self._frame, self._ready = raw, None, b""
+        self._raw, self._frame, self._ready = raw, None, memoryview(b"")
+        self._read = memoryview(b"")  # of the file, not inflated yet
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
         while not self._ready:
-            rest = self._frame.unused_data if self._frame and self._frame.eof else b""
-            if self._frame is not None and self._frame.eof:
-                self._frame = None
-            data = rest or self._raw.read(1 << 17)
-            if not data:
+            self._read = self._read or memoryview(self._raw.read(1 << 17))
+            if not self._read:
                 if self._frame is not None:
                     raise TruncatedError("its last frame has no end")
                 return 0
             self._frame = self._frame or self._new()
+            piece = self._read[:PIECE]
             try:
-                self._ready = self._frame.decompress(data)
+                self._ready = memoryview(self._frame.decompress(piece))
             except self._error as error:
                 raise TruncatedError(str(error)) from error
+            self._read = self._read[len(piece) - len(self._frame.unused_data) :]
+            if self._frame.eof:
+                self._frame = None
         taken = self._ready[: len(buffer)]
         self._ready = self._ready[len(taken) :]
         buffer[: len(taken)] = taken

@@ -188,6 +188,13 @@ def checkpoint(case: Case) -> list[str]:
     ]
 
 
+def unsafe_checkpoint(case: Case) -> list[str]:
+    return [
+        "no checkpoint needs to run commands: find out who wrote it, and what else that user has changed in the store",
+        "copy the checkpoint again from where it was trained, or remove it, and call again",
+    ]
+
+
 def data(case: Case) -> list[str]:
     if case.own_data:
         mount = ", and image.mounts must name their folder" if case.in_image else ""
@@ -305,6 +312,7 @@ ADVICE: dict[str, Callable[[Case], list[str]]] = {
     one.__name__: one
     for one in (
         *(gpu_memory, host_memory, nan, divergence, hang, communication, network, checkpoint, data, config),
+        unsafe_checkpoint,
         *(import_error, no_kernels, node, preemption, time_limit, disk_full, quota, permission, hub, kernel_fault),
         *(cancelled, lost, unknown),
     )

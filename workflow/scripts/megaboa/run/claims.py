@@ -23,9 +23,9 @@ from typing import IO, NamedTuple
 from megaboa.files import make_folder, touch
 from megaboa.records import Holder, read, write
 from megaboa.scheduler.answers import UnreachableError
-from megaboa.scheduler.local import is_running
 from megaboa.scheduler.protocol import Job
 from megaboa.scheduler.registry import cluster
+from megaboa.store import is_running
 
 POLL_SECONDS = 5.0
 LOCK_POLL_SECONDS = 0.2  # if no scheduler has to be asked

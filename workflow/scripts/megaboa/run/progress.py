@@ -29,7 +29,7 @@ from megaboa.records import (
     read_ledger,
 )
 from megaboa.run import ledger
-from megaboa.scheduler.local import is_running
+from megaboa.store import is_running
 from megaboa.store_paths import AttemptFolder, RunStore
 
 # Enough for about the last hundred steps, whatever the length of steps.jsonl.

@@ -228,8 +228,8 @@ def start(
     ports: str | None = None,
 ) -> LocalRanks:
     """Start all ranks of a run on this machine."""
-    # Reserved on all addresses, because rank 0 will listen on all of them, and until the ranks have ended, so that NCCL
-    # doesn't take the port.
+    # Reserved on all addresses, because other programs listen on all of them, and until the ranks have ended, so that
+    # NCCL doesn't take the port.
     port = ReservedPort(ports=ports)
     here = {**inherited, **environment, **rendezvous_environment(ADDRESS, port.number)}
     return LocalRanks(command, world_size, logs, here, port=port)
@@ -245,17 +245,6 @@ def wait(ranks: LocalRanks) -> Ended:
 def asks_for_forks(environment: Mapping[str, str]) -> bool:
     """Whether the environment asks for ranks that are forked. In a job that isn't enough: `registry.may_be_forked`."""
     return environment.get(FORKED) in DEVICES and sys.platform.startswith("linux")
-
-
-def is_running(pid: int) -> bool:
-    """Whether a process of this machine is alive, whoever owns it."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def die_with_parent(parent: int | None = None) -> None:
