@@ -19,6 +19,7 @@ from typing import IO, Any
 
 import numpy as np
 import torch
+from megatron.core.rerun_state_machine import Call, Caller
 from megatron.training.config import instantiate_utils
 from torch.distributed.checkpoint import (
     CheckpointException,
@@ -45,6 +46,7 @@ ALSO = {
 }
 # What numbers of numpy are made of; Megatron allows arrays.
 OF_NUMBERS = [np.core.multiarray.scalar, *(type(np.dtype(kind)) for kind in "?bBhHiIlLqQefdgFDGSUOmM")]
+OF_A_FAULT = [Call, Caller]  # of one that is calculated again from a checkpoint; Megatron allows the rest
 # Packages that have more classes than those of configurations, such as readers of files.
 LARGE = ("numpy", "torch", "transformers")
 _refusals: list[UnsafeCheckpointError] = []  # of this process
@@ -60,7 +62,7 @@ def install() -> None:
     """Restrict what PyTorch unpickles in this process."""
     filesystem.pickle = SimpleNamespace(load=load_index, dump=pickle.dump)
     DefaultLoadPlanner.load_bytes = load_bytes
-    torch.serialization.add_safe_globals(OF_NUMBERS)
+    torch.serialization.add_safe_globals([*OF_NUMBERS, *OF_A_FAULT])
     instantiate_utils._call_target = call_target
 
 
