@@ -55,16 +55,28 @@ def test_results_from_a_backup_lose_theirs(shared, records, capsys):
 
 
 @pytest.mark.parametrize(
-    ("size", "changed", "noticed"), [(5, 50, False), (4, 50, True), (4, 200, False)]
-)  # the last: Snakemake notices a newer file
-def test_an_older_text_of_another_size_makes_its_corpus_again(shared, size, changed, noticed):
+    ("size", "changed", "recorded", "noticed"),
+    [
+        (5, 50, 50, False),
+        (4, 50, 50, True),
+        (5, 40, 50, True),
+        (5, 50, 0, False),  # not recorded
+        (4, 200, 50, False),  # Snakemake notices a newer file
+    ],
+)
+def test_an_older_text_of_another_size_or_time_makes_its_corpus_again(shared, capsys, size, changed, recorded, noticed):
     text, manifest, trained = Path("text.jsonl"), shared.paths.corpus("text").sources, shared.paths.tokenizer("bpe")
     text.write_bytes(bytes(size))
     os.utime(text, (changed, changed))
-    files = (SourceFile(path="text.jsonl", kind="jsonl", size=5), SourceFile(path="gone", kind="jsonl", size=5))
+    read = SourceFile(path="text.jsonl", kind="jsonl", size=5, changed=recorded * 10**9)
+    files = (read, SourceFile(path="gone", kind="jsonl", size=5))
     write(manifest, Sources(name="text", files=files, tokenizer=None, identity={}, folder="store"))
     write_json(trained, {})
     for path in (manifest, trained):
         os.utime(path, (100, 100))
-    snakemake_records.check(shared, looks=False)
+    shown = ["specs/corpora/text.json", "specs/tokenizers/bpe.json"] if noticed else []
+    assert snakemake_records.check(shared, looks=True) == shown
+    assert {path.stat().st_mtime for path in (manifest, trained)} == {100}, "a dry run changes nothing"
+    assert ("corpus text would be made again" in capsys.readouterr().err) == noticed
+    assert snakemake_records.check(shared, looks=False) == shown
     assert {path.stat().st_mtime for path in (manifest, trained)} == {1 if noticed else 100}

@@ -214,7 +214,8 @@ def test_texts_that_an_older_file_replaces_are_noticed(done):
     path.write_bytes(before[: before.rindex(b"\n", 0, -1) + 1])
     os.utime(path, (1e9, 1e9))
     said = "sums.jsonl has another size than when it was read, though it isn't newer: corpus sums"
-    assert f"{said} would be made again" in workspace.snakemake("-n", "--configfile", config)
+    shown = workspace.snakemake("-n", "--configfile", config)
+    assert f"{said} would be made again" in shown and re.search(r"^list_sources +2  sums\.json changed", shown, re.M)
     manifests = [f"results/blends/data/{name}/sources.json" for name in ("sums", "pieces")]
     assert f"{said} is made again" in workspace.snakemake(*manifests, "--configfile", config)
     listed = read_json(workspace.path / manifests[0])["files"]

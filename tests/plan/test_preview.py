@@ -50,6 +50,18 @@ def test_after_it_a_dry_run_changes_no_file_that_was_there(plan_of, results, tmp
     assert not (small / "preview").exists()
 
 
+def test_a_dry_run_shows_as_changed_what_replaced_texts_make_again(plan_of, results, tmp_path, monkeypatch, capsys):
+    plan = plan_of("tokenizers: {bpe: {train_on: text}}\ncorpora: {text: {source: python-stdlib}}\n")
+    write(plan, results, tmp_path, looks=False)
+    name = "specs/corpora/text.json"
+    monkeypatch.setattr("megaboa.calls.snakemake_records.check", lambda *_: [name])
+    preview, _ = write(plan, results, tmp_path, looks=True)
+    small = results / "small"
+    assert preview == {str(small / name): str(small / "preview" / name)}
+    assert read_json(small / "preview" / name) == read_json(small / name)
+    assert "from the last call's" not in capsys.readouterr().err, "the plan is the same"
+
+
 def test_the_preview_of_an_archive_lies_elsewhere(plan_of, results, tmp_path, monkeypatch, capsys):
     write(plan_of(training__train_iters=10), results, tmp_path, looks=False)
     before = contents(results)

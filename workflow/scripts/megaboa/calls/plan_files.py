@@ -31,14 +31,16 @@ def write_plan(
     A real call also records what it submits. A call that only looks, such as a dry run, writes a preview that no job
     reads, if the experiment was called before or isn't `mine`. `mine`: no other process works on the experiment.
     """
-    if looks or mine:
-        snakemake_records.check(shared, looks)
+    made_again = snakemake_records.check(shared, looks) if looks or mine else []
     if looks and (shared.paths.was_called or not mine):
-        if (differing := write_preview(plan, shared)) and shared.paths.was_called:
+        shown = write_preview(plan, shared, made_again)
+        kept = {str(shared.folder / name) for name in made_again}
+        differing = {path: new for path, new in shown.items() if path not in kept}
+        if differing and shared.paths.was_called:
             count = f"{len(differing)} file{'s differ' if len(differing) > 1 else ' differs'}"
             place = Path(next(iter(differing.values()))).is_relative_to(shared.folder)
             say(f"{count} from the last call's{f': this plan lies in {shared.folder / PREVIEW}/' if place else ''}")
-        return differing, []
+        return shown, []
     if not mine:
         return {}, []
     in_place.keep(plan, shared.folder.parent)
@@ -51,9 +53,9 @@ def write_plan(
     return {}, submitted.record(shared.folder, config_files, plan.submitted(restarted), command)
 
 
-def write_preview(plan: Plan, shared: Shared) -> dict[str, str]:
+def write_preview(plan: Plan, shared: Shared, made_again: Collection[str] = ()) -> dict[str, str]:
     """Write the plan of a dry run (`snakemake -n`) where no job reads it. Return the files of the experiment that would
-    change, each with its replacement in the preview.
+    change, and those whose results would be `made_again`, each with its replacement in the preview.
 
     Snakemake compares files to say which jobs would run. So the files that would change are written to the preview
     folder, and replace the experiment's in the dry run only. Where the user can't write, or the disk is full, the
@@ -64,7 +66,7 @@ def write_preview(plan: Plan, shared: Shared) -> dict[str, str]:
     changed = {}
     for name, text in (*plan.texts(), *specifications.texts(shared)):
         path = results / name
-        if not path.exists() or path.read_text(encoding="utf-8") != text:
+        if name in made_again or not path.exists() or path.read_text(encoding="utf-8") != text:
             changed[name] = text
     if closed(preview):  # an archive, say
         preview = files.temporary_folder("megaboa-preview-")

@@ -24,19 +24,26 @@ SNAKEMAKE = Path(".snakemake")
 MARK = ".call"  # of the last call, in the results; Snakemake's records have it too
 
 
-def check(shared: Shared, looks: bool) -> None:
-    """Say what isn't as Snakemake remembers it; unless the call only looks, make Snakemake forget it."""
+def check(shared: Shared, looks: bool) -> list[str]:
+    """Say what isn't as Snakemake remembers it; unless the call only looks, make Snakemake forget it.
+
+    Return the specifications of what replaced texts make again: a dry run shows these as changed.
+    """
     results = shared.folder
     known = SNAKEMAKE / "megaboa" / "calls" / results.name
     marks = [path.read_text(encoding="utf-8") if path.exists() else None for path in (results / MARK, known)]
-    again, outdated = "would be" if looks else "is", set()
+    again, outdated, made_again = "would be" if looks else "is", set(), []
     if is_another := marks[0] != marks[1] and shared.paths.was_called:
         say(f"{results} is not as the last call left it (a backup?): what is older than its inputs {again} made again")
-    for path, corpus, manifests in replaced(shared):
-        say(f"{path} has another size than when it was read, though it isn't newer: corpus {corpus} {again} made again")
-        outdated.update(manifests)
+    for path, what, corpus, manifests in replaced(shared):
+        say(
+            f"{path} has another {what} than when it was read, though it isn't newer: corpus {corpus} {again} made "
+            "again"
+        )
+        outdated.update(manifests.values())
+        made_again += manifests
     if looks:
-        return
+        return made_again
     if is_another or outdated:
         forget(lambda output: Path(output) in outdated or (is_another and output.startswith(f"{results}/")))
     for manifest in outdated:
@@ -46,11 +53,12 @@ def check(shared: Shared, looks: bool) -> None:
     for path in (known, results / MARK):  # a call that is killed between them forgets once more
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, number)
+    return made_again
 
 
-def replaced(shared: Shared) -> Iterator[tuple[str, str, list[Path]]]:
-    """Texts that aren't newer than what was made from them, and have another size, one of each corpus: their path, the
-    corpus, and the manifests of what read them."""
+def replaced(shared: Shared) -> Iterator[tuple[str, str, str, dict[str, Path]]]:
+    """Texts that aren't newer than what was made from them, and have another size or time, one of each corpus: their
+    path, what differs, the corpus, and the manifests of what read them, by specification."""
     for name in shared.corpora:
         manifest = shared.paths.corpus(name).sources
         sources = read_if_there(Sources, manifest)
@@ -59,10 +67,16 @@ def replaced(shared: Shared) -> Iterator[tuple[str, str, list[Path]]]:
         for file in given:
             with contextlib.suppress(OSError):  # Snakemake notices one that is gone
                 found = Path(file.path).stat()
-                if found.st_size != file.size and found.st_mtime <= read:
+                same = {"size": found.st_size == file.size, "modification time": found.st_mtime_ns == file.changed}
+                if not file.changed:  # not recorded
+                    del same["modification time"]
+                if found.st_mtime <= read and (differing := [what for what, is_same in same.items() if not is_same]):
                     tokenizers = shared.plan.experiment.tokenizers.items()
-                    trained = [shared.paths.tokenizer(one) for one, made in tokenizers if made.train_on == name]
-                    yield file.path, name, [manifest, *(path for path in trained if path.exists())]
+                    trained = {one: shared.paths.tokenizer(one) for one, made in tokenizers if made.train_on == name}
+                    made_again = {
+                        f"specs/tokenizers/{one}.json": path for one, path in trained.items() if path.exists()
+                    }
+                    yield file.path, differing[0], name, {f"specs/corpora/{name}.json": manifest, **made_again}
                     break
 
 
