@@ -1,7 +1,9 @@
 """Steps whose documents can't be named, and how ranks and parents count."""
 
 import json
+from pathlib import Path
 
+import made
 import numpy as np
 import pytest
 from called import called
@@ -13,8 +15,9 @@ from megaboa.errors import InputError
 from megaboa.files import write_json
 from megaboa.layout import Layout
 from megaboa.paths import EarlierRun, RunFolder
-from megaboa.records import DataIndex, Preflight, RunCheck, write
+from megaboa.records import DataIndex, Preflight, RunCheck, SourceFile, Sources, write
 from megaboa.run import submitted
+from megaboa.store_paths import FACTS
 
 
 def run_of(root, name="r", index="abc", **given):
@@ -119,6 +122,50 @@ def test_what_is_wrong_is_one_sentence(indexed, step, rank, given, said):
     with pytest.raises(InputError) as error:
         batches.of_step(run, step, rank)
     assert said in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_dataset_of_two_corpora_belongs_to_the_one_at_its_place_of_the_blend(indexed):
+    run = run_of(indexed, data={"blend_per_split": {"train": {"all": 1, "extra": 3}, "valid": {"extra": 1}}})
+    a, b = (made.dataset(prefix=f"{indexed}/{name}") for name in "ab")
+    for name, datasets in {"all": (a, b), "extra": (a,)}.items():
+        write(run.experiment_folder.corpus(name).manifest, made.corpus(*datasets, name=name, is_given=True))
+    places = batches.Places(run, [a.prefix, b.prefix, a.prefix])
+    found = [places.of(number, 0, 0, 1) for number in range(3)]
+    assert [(piece.corpus, piece.dataset) for piece in found] == [
+        ("all", a.prefix),
+        ("all", b.prefix),
+        ("extra", a.prefix),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("file", "separator", "where"),
+    [
+        ({"kind": "jsonl"}, None, ", byte 7"),
+        ({"kind": "jsonl", "packed": "gz"}, None, ", record 7"),
+        ({"kind": "text"}, "\n---\n", ", record 7"),  # begins and ends alike, so records are counted
+        ({"kind": "text"}, "||", ", record 7"),
+        ({"kind": "text"}, "<SEP>", ", byte 7"),
+        ({"kind": "text"}, None, ""),
+        ({"kind": "parquet"}, None, ", row 7"),
+        ({"kind": "stream"}, None, ", row 7"),
+    ],
+)
+def test_where_a_documents_text_is(indexed, file, separator, where):
+    run = run_of(indexed, data={"blend": {"c": 1}})
+    prefix = indexed / "store" / "c"
+    prefix.parent.mkdir()
+    Path(f"{prefix}.origins").write_bytes(np.array([7], "<i8").tobytes())
+    facts = made.corpus(made.dataset(by_file=((0, 1),)))
+    write(prefix.parent / FACTS, facts)
+    folder = run.experiment_folder.corpus("c")
+    write(folder.manifest, made.corpus(made.dataset(prefix=str(prefix)), name="c"))
+    files = (SourceFile(path="c.data", **file),)
+    write(
+        folder.sources,
+        Sources(name="c", files=files, tokenizer=None, identity={"separator": separator}, folder=str(prefix.parent)),
+    )
+    assert batches.Places(run, [str(prefix)]).of(0, 0, 0, 1).source == f"c.data{where}"
 
 
 def test_an_index_that_is_gone_is_said(indexed):

@@ -15,11 +15,14 @@ import math
 import os
 import struct
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from megaboa.blends import split_blends
+from megaboa.data.shards import can_be_cut, has_records
+from megaboa.data.sources import TABLES
 from megaboa.errors import InputError
 from megaboa.index_file import HEADER_BYTES, read_header
 from megaboa.layout import Layout
@@ -104,7 +107,8 @@ def of_step(folder: RunFolder, step: int, rank: int | None = None, layout: Layou
     first = consumed(folder, step, size)
     copies = _copies(folder, size, micro, layout)
     wanted = _copy_of(folder, rank, layout) if rank is not None else None
-    index, place = TrainingIndex(cache), Places(folder)
+    index = TrainingIndex(cache)
+    place = Places(folder, index.prefixes)
     samples = []
     for number in range(first, first + size):
         copy = (number - first) // micro % copies
@@ -142,14 +146,20 @@ class TrainingIndex:
             described = list(found.values())
         self._parts = [_Part(cache, about) for about in described]
 
-    def pieces(self, number: int) -> Iterator[tuple[str, int, int, int]]:
-        """Dataset, document, first token and number of tokens for every piece of a sample."""
+    @property
+    def prefixes(self) -> list[str]:
+        """Of its datasets, in the blend's order. Two corpora may have one in common."""
+        return [part.path for part in self._parts]
+
+    def pieces(self, number: int) -> Iterator[tuple[int, int, int, int]]:
+        """Number of the dataset, document, first token and number of tokens for every piece of a sample."""
         part = 0
         if self._dataset and self._within:
             if number >= len(self._dataset):
                 raise InputError(f"the training set has {len(self._dataset)} samples, and not one of number {number}")
             part, number = self._dataset[number], self._within[number]
-        yield from self._parts[part].pieces(number)
+        for piece in self._parts[part].pieces(number):
+            yield part, *piece
 
 
 class _Part:
@@ -167,7 +177,7 @@ class _Part:
         except FileNotFoundError as error:
             raise UnmadeError(f"{error.filename} is gone", REMADE) from error
 
-    def pieces(self, number: int) -> Iterator[tuple[str, int, int, int]]:
+    def pieces(self, number: int) -> Iterator[tuple[int, int, int]]:
         """The pieces that GPTDataset cuts, without the sample's last token, which is only a label here.
 
         The next sample begins with that token.
@@ -179,7 +189,7 @@ class _Part:
             start = begin if entry == first else 0
             stop = end if entry == last else self._lengths[document]
             if stop > start:
-                yield self.path, document, start, stop - start
+                yield document, start, stop - start
 
 
 class Array:
@@ -237,22 +247,28 @@ def _number(stream: BinaryIO, item: struct.Struct, offset: int) -> int:
 
 
 class Places:
-    """The corpus of each dataset, and the location of its documents' text."""
+    """The corpus of each dataset of the training set, and the location of its documents' text."""
 
-    def __init__(self, folder: RunFolder) -> None:
-        self._corpora: dict[str, str] = {}
+    def __init__(self, folder: RunFolder, prefixes: Sequence[str]) -> None:
+        self._prefixes = prefixes
         self._origins: dict[str, _Origins] = {}
-        for name, corpus in folder.corpora.items():
+        named: dict[str, list[str]] = {}  # the corpora that have a dataset, in the order in which they are blended
+        corpora, trained = folder.corpora, split_blends(folder.run.data).get("train", {})
+        for name in (name for name in trained if name in corpora):
+            corpus = corpora[name]
             listed = read_if_there(Sources, folder.experiment_folder.corpus(name).sources)
             for number, dataset in enumerate(corpus.datasets):
-                self._corpora.setdefault(dataset.prefix, name)
+                named.setdefault(dataset.prefix, []).append(name)
                 if listed and not corpus.is_given and Path(f"{dataset.prefix}.origins").exists():
                     self._origins[dataset.prefix] = _Origins(corpus, number, listed)
 
-    def of(self, dataset: str, document: int, begin: int, tokens: int) -> Piece:
-        origins = self._origins.get(dataset)
+        self._corpora = [names.pop(0) if (names := named.get(prefix)) else "?" for prefix in prefixes]
+
+    def of(self, dataset: int, document: int, begin: int, tokens: int) -> Piece:
+        prefix = self._prefixes[dataset]
+        origins = self._origins.get(prefix)
         source = origins.of(document) if origins else None
-        return Piece(self._corpora.get(dataset, "?"), dataset, document, begin, tokens, source)
+        return Piece(self._corpora[dataset], prefix, document, begin, tokens, source)
 
 
 class _Origins:
@@ -262,7 +278,7 @@ class _Origins:
         prefix = corpus.datasets[number].prefix
         facts = read_if_there(CorpusFacts, Path(prefix).parent / FACTS)
         self._by_file = facts.datasets[number].by_file if facts else ()
-        self._files = listed.files
+        self._files, self._separator = listed.files, listed.identity.get("separator")
         self._stream = _opened(f"{prefix}.origins")
 
     def of(self, document: int) -> str | None:
@@ -271,8 +287,16 @@ class _Origins:
             if document < first + count:
                 file = self._files[number]
                 at = _number(self._stream, _ORIGIN, document * _ORIGIN.size)
-                what = {"jsonl": "byte", "text": "byte"}.get(file.kind, "row") if not file.packed else "record"
-                return file.path if file.kind == "source" else f"{file.path}, {what} {at}"
+                if not has_records(file, self._separator):
+                    return file.path
+                what = (
+                    "row"
+                    if file.kind in (*TABLES, "stream")
+                    else "byte"
+                    if can_be_cut(file, self._separator)
+                    else "record"
+                )
+                return f"{file.path}, {what} {at}"
             first += count
         return None
 
