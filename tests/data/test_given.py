@@ -10,6 +10,7 @@ from indexed_files import write_indexed
 from making import specification
 
 from megaboa.data import jobs
+from megaboa.data.pairs import counted_documents
 from megaboa.errors import InputError
 from megaboa.records import Pair
 
@@ -139,7 +140,10 @@ def test_documents_of_several_sequences_are_counted_by_sequence(folder):
     content = (folder / "a.idx").read_bytes()
     header = content[:26] + struct.pack("<Q", 2)
     (folder / "a.idx").write_bytes(header + content[34 : 34 + 36] + struct.pack("<qq", 0, 3))
-    assert corpus(folder, [("a", None)])[2].documents == 3
+    manifest = corpus(folder, [("a", None)])[2]
+    assert (manifest.documents, manifest.datasets[0].whole_documents) == (3, 1)
+    assert counted_documents(manifest.datasets) == "3 sequences of 1 document"
+    assert counted_documents(corpus(folder, [("b", None)])[2].datasets) == "2 documents"
 
 
 def test_what_megatron_itself_has_written_is_read(tmp_path):

@@ -87,6 +87,22 @@ def test_the_identity_follows_what_decides_the_tokens(bpe, tmp_path, changes, sa
     assert (folders[0] == folders[1]) is same
 
 
+@pytest.mark.parametrize("deduplicate", [False, True])
+def test_tokens_for_unknown_text_are_counted(tmp_path, deduplicate):
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(models.WordLevel({"<unk>": 0, "known": 1, "</s>": 2}, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=words, eos_token="</s>").save_pretrained(str(tmp_path / "words"))
+    texts = ["known lost lost", "lost known known", "known known"]
+    spec = specification(
+        tmp_path, jsonl(tmp_path / "a.jsonl", texts), tmp_path / "words", deduplicate=deduplicate, encoder="tokenizers"
+    )
+    (dataset,) = make(spec).datasets
+    assert (dataset.tokens, dataset.unknown) == (8 + 3, 3)
+
+
 def test_work_that_is_there_is_not_done_again(bpe, tmp_path):
     spec = specification(tmp_path, jsonl(tmp_path / "a.jsonl", TEXTS), bpe)
     listing = jobs.list_sources(spec, 1)

@@ -7,8 +7,8 @@ import pytest
 
 from megaboa.data import tokenizer
 from megaboa.errors import InputError
-from megaboa.files import folder_digests
-from megaboa.records import Tokenizer, write
+from megaboa.files import folder_digests, write_json
+from megaboa.records import FrozenTokenizer, Tokenizer, write
 
 TEXTS = [f"def function_{number}(value):\n    return value + {number}\n" for number in range(300)]
 
@@ -53,6 +53,40 @@ def test_the_digest_ignores_what_does_not_touch_tokens(trained, tmp_path):
     settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({**settings, "eos_token": tokenizer.PAD}))
     assert tokenizer.find(tmp_path).digest != before.digest
+
+
+def test_vocabularies_agree_if_no_id_has_two_meanings(trained):
+    words = tokenizer.vocabulary(trained / tokenizer.FILE)
+    assert len(words) == 300 and words[tokenizer.END_OF_TEXT] == 0
+    assert tokenizer.contradiction(words, {**words, "<new>": 300}) is None
+    assert tokenizer.contradiction({**words, "<new>": 300}, words) is None
+    other = {**words, "<other>": 0}
+    del other[tokenizer.END_OF_TEXT]
+    assert tokenizer.contradiction(words, other) == "token 0 is '<|endoftext|>' in one, and '<other>' in the other"
+
+
+@pytest.mark.parametrize(
+    ("model", "found"),
+    [
+        ({"type": "BPE", "vocab": {"a": 0, "<unk>": 1}, "unk_token": "<unk>"}, 1),
+        ({"type": "BPE", "vocab": {"a": 0}, "unk_token": None}, None),
+        ({"type": "BPE", "vocab": {"a": 0}, "unk_token": ""}, None),
+        ({"type": "Unigram", "vocab": [["<s>", 0.0], ["</s>", 0.0], ["<unk>", 0.0]], "unk_id": 2}, 2),
+        ({"type": "Unigram", "vocab": [["a", 0.0]], "unk_id": None}, None),
+        ({"type": "BPE", "vocab": {"a": 0, "<end>": 9}, "unk_token": "<end>"}, None),  # ends documents, too
+    ],
+)
+def test_the_token_for_unknown_text(tmp_path, model, found):
+    write_json(tmp_path / "t.json", {"model": model, "added_tokens": []})
+    frozen = FrozenTokenizer(path="t", digest="1", file=str(tmp_path / "t.json"), size=10, eos=9, bos=None)
+    assert tokenizer.unknown(frozen) == found
+
+
+def test_a_corpus_whose_text_is_unknown_is_warned_of():
+    known, lost = (made.dataset(tokens=100, unknown=count) for count in (1, 2))
+    assert tokenizer.unknown_tokens("c", made.corpus(known)) is None
+    assert "corpus 'c': 2.0% of its tokens stand for text" in tokenizer.unknown_tokens("c", made.corpus(lost))
+    assert tokenizer.unknown_tokens("c", made.corpus()) is None
 
 
 def test_a_folder_without_a_tokenizer(tmp_path):

@@ -60,6 +60,8 @@ def both(request, tmp_path_factory):
     path = trained(folder, **MODELS[request.param])
     reference = sentencepiece.SentencePieceProcessor(model_file=str(path))
     size, ours = made(folder, sentencepiece=str(path))
+    words = tokenizer_files.vocabulary({"sentencepiece": str(path)})
+    assert words == {reference.id_to_piece(number): number for number in range(size)}
     assert size == reference.get_piece_size()
     return reference, ours
 

@@ -29,6 +29,7 @@ from megaboa.report.runs import load_runs
 CORPORA = [
     CorpusRead(name="web", weight=0.75, tokens_asked=3000, tokens=10000, epochs=0.3),
     CorpusRead(name="law", weight=0.25, tokens_asked=1000, tokens=100, epochs=10.0),
+    CorpusRead(name="law", prefix="/data/law_1", weight=0.05, tokens_asked=200, tokens=100, epochs=2.0),
 ]
 
 
@@ -75,6 +76,17 @@ def test_a_card_of_tokens_that_no_tokenizer_reads_has_their_numbers(tmp_path):
     html = page([], tmp_path / "report", agreements=[], corpora=load_corpora(results))
     assert "old|3|8|–|none|–|–|5 7" in rows(html)
     assert "<p>old: given as tokens. A dash stands for what only their text would show" in html
+
+
+def test_a_card_shows_unknown_tokens_and_sequences_of_documents(tmp_path):
+    results = FakeExperiment(tmp_path).results
+    write_json(results / "specs" / "corpora" / "c.json", {})
+    dataset = made.dataset(
+        documents=30, whole_documents=10, tokens=1000, unknown=123, lengths=[0] * 4 + [30] + [0] * 27
+    )
+    write(results / "data" / "c.json", made.corpus(dataset, name="c"))
+    html = page([], tmp_path / "report", agreements=[], corpora=load_corpora(results))
+    assert "c|30 sequences of 10 documents|1,000 12% unknown to the tokenizer|" in "".join(rows(html))
 
 
 def test_without_corpora_there_is_no_card(tmp_path):
@@ -127,6 +139,7 @@ def test_the_page_shows_weights_and_epochs_and_where_they_are_too_many(experimen
     table = rows(page(runs, tmp_path / "report", agreements=[], data=load_data(experiment.results, runs)))
     assert "a, c|web|0.75|3,000|10,000|0.3" in table
     assert "a, c|law|0.25|1,000|100|10 more than 4" in table
+    assert "a, c|law: /data/law_1|0.05|200|100|2" in table
 
 
 def test_the_page_shows_an_example_and_which_of_its_tokens_count(experiment, tmp_path, svg_alone):

@@ -11,8 +11,10 @@ from cpu_ranks import on_cpu
 from indexed_files import write_indexed
 
 from megaboa.data import tokenizer
-from megaboa.files import digest, read_json
-from megaboa.records import Corpus, Load, Parent, RunSpec, parse, plain
+from megaboa.files import digest, read_json, write_json
+from megaboa.paths import RunFolder
+from megaboa.records import Corpus, FrozenTokenizer, Load, Parent, RunSpec, Sources, parse, plain
+from megaboa.records import write as write_record
 
 pytestmark = pytest.mark.slow
 
@@ -101,29 +103,48 @@ def samples(folder, data, count=6, held_out=None):
     return on_cpu(_samples, str(folder), data, count, held_out or {})[0]
 
 
-def _index(folder, largest_token, start=0):
-    """What the index job finds about the training set of a blend."""
+def _training_set(folder, data, corpora):
+    """The training set of a blend, and Bridge's configuration."""
     from megatron.bridge.data.loaders import build_train_valid_test_datasets
     from megatron.bridge.data.utils import get_dataset_provider
     from megatron.bridge.recipes.common import _pretrain_common
 
-    from megaboa.bridge import datasets, index
+    from megaboa.bridge import datasets
 
     config = _pretrain_common()
     config.model = SimpleNamespace(vocab_size=None)
     config.tokenizer.tokenizer_model = f"{folder}/tokenizer"
     config.dataset.seq_length, config.train.train_iters, config.train.global_batch_size = LENGTH, 5, 4
-    corpora = read_corpora(folder)
-    parts = tuple(replace(part, largest_token=largest_token) for part in corpora["odd"].datasets)
-    corpora["odd"] = replace(corpora["odd"], datasets=parts)
-    data = {"blend": {"even": 1.0, "odd": 3.0}, "split": "80,10,10"}
     datasets.configure(config, data, corpora)
     config.dataset.path_to_cache = f"{folder}/cache-index"
     datasets.set_tokenizer(config)
     config.dataset.finalize()
+    return build_train_valid_test_datasets(config, get_dataset_provider(config.dataset))[0], config
+
+
+def _index(folder, largest_token, start=0):
+    """What the index job finds about the training set of a blend."""
+    from megaboa.bridge import index
+
+    corpora = read_corpora(folder)
+    parts = tuple(replace(part, largest_token=largest_token) for part in corpora["odd"].datasets)
+    corpora["odd"] = replace(corpora["odd"], datasets=parts)
+    data = {"blend": {"even": 1.0, "odd": 3.0}, "split": "80,10,10"}
+    train, config = _training_set(folder, data, corpora)
     index.require_vocabulary(config, {"odd": corpora["odd"]})
-    train, _, _ = build_train_valid_test_datasets(config, get_dataset_provider(config.dataset))
     return index.epochs(data["blend"], corpora, train, config, start)
+
+
+def _shared_and_weighted(folder):
+    """What the index job finds where two corpora have a dataset in common, and one has weights."""
+    from megaboa.bridge import index
+
+    odd, even = read_corpora(folder)["odd"], read_corpora(folder)["even"]
+    weighted = tuple(replace(part, weight=weight) for part, weight in zip(odd.datasets, (9.0, 1.0), strict=True))
+    corpora = {"odd": replace(odd, datasets=weighted), "first": replace(odd, datasets=odd.datasets[:1]), "even": even}
+    data = {"blend": {"odd": 2.0, "first": 1.0, "even": 1.0}, "split": "80,10,10"}
+    rows = index.epochs(data["blend"], corpora, *_training_set(folder, data, corpora))
+    return rows, index.warnings(rows, 0.0)
 
 
 def _warnings(rows, limit):
@@ -154,6 +175,71 @@ def test_the_index_counts_the_samples_of_a_parent_apart(folder):
     alone, with_parent = on_cpu(_warnings, rest[:1], limit)[0]
     assert alone == []
     assert f"is read {whole[0].epochs:.3g} times by the run and its parents" in with_parent[0]
+
+
+def test_the_index_counts_datasets_by_corpus_and_weighted_ones_one_by_one(folder):
+    rows, said = on_cpu(_shared_and_weighted, str(folder))[0]
+    first, second = (f"{folder}/odd-{number}" for number in (0, 1))
+    assert [(row.name, row.prefix) for row in rows] == [
+        ("odd", ""), ("odd", first), ("odd", second), ("first", ""), ("even", "")
+    ]  # fmt: skip
+    assert [row.weight for row in rows] == pytest.approx([0.5, 0.45, 0.05, 0.25, 0.25])
+    whole, *parts = rows[:3]
+    assert sum(row.tokens_asked for row in rows if not row.prefix) == 20 * LENGTH
+    assert (whole.tokens_asked, whole.tokens) == tuple(
+        sum(getattr(row, name) for row in parts) for name in ("tokens_asked", "tokens")
+    )
+    for row in rows:
+        assert row.tokens_asked == pytest.approx(row.weight * 20 * LENGTH, abs=1.5 * LENGTH)
+        assert row.epochs == row.tokens_asked / row.tokens
+    assert [text.partition(" is read ")[0] for text in said] == [
+        f"corpora.odd.megatron: {first}", f"corpora.odd.megatron: {second}", "corpus 'first'", "corpus 'even'"
+    ][: len(said)]  # fmt: skip
+    assert len(said) == 4 or (len(said) == 3 and parts[1].tokens_asked == 0)
+
+
+def test_ids_mean_the_same_tokens_in_all_corpora_and_in_the_model(tmp_path):
+    """Checked here, because a tokenizer of the hub isn't there when the run is planned."""
+
+    def words(name, *tokens):
+        vocab = {token: number for number, token in enumerate(tokens)}
+        write_json(tmp_path / name / "tokenizer.json", {"model": {"vocab": vocab}, "added_tokens": []})
+        return tmp_path / name
+
+    model, more, other = words("model", "a", "b"), words("more", "a", "b", "c"), words("other", "b", "a")
+    run = tmp_path / "results" / "e" / "runs" / "r"
+    write_json(run / "run.json", {"data": {"blend": {"one": 1, "two": 1}}, "model": {"name": "m", "init": "scratch"}})
+    folder = RunFolder(run)
+
+    def check(one, two, has_source=True):
+        files = {"one": one, "two": two}
+        for name, place in files.items():
+            found = place and FrozenTokenizer(
+                path=str(place), digest=place.name, file=f"{place}/tokenizer.json", size=2, eos=None, bos=None
+            )
+            listed = Sources(name=name, files=(), tokenizer=found, identity={}, folder="store")
+            write_record(folder.experiment_folder.corpus(name).sources, listed)
+            write_record(folder.experiment_folder.corpus(name).manifest, made.corpus(name=name))
+        source = made.source(tokenizer=str(model) if has_source else None, tokenizer_digest="model")
+        write_record(folder.experiment_folder.model("m").source, source)
+        on_cpu(_one_tokenizer, run)
+
+    check(model, more)
+    check(more, None)  # pairs whose tokenizer isn't known
+    with pytest.raises(
+        AssertionError, match=r"run r: corpora\.two\.tokenizer: .*other has another vocabulary than .*mod"
+    ):
+        check(model, other)
+    with pytest.raises(
+        AssertionError, match=r"run r: corpora\.one\.tokenizer: .*more has .* than .*other of corpora\.two"
+    ):
+        check(more, other, has_source=False)
+
+
+def _one_tokenizer(folder):
+    from megaboa.bridge import index
+
+    index.require_one_tokenizer(RunFolder(folder))
 
 
 def test_a_token_beyond_the_vocabulary_is_refused_before_training(folder):

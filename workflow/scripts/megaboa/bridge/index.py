@@ -5,6 +5,7 @@ Bridge builds it from the run's own configuration, as on rank 0 of the run, so t
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import version
@@ -23,11 +24,25 @@ from megaboa.blends import SPLITS, files_held_out, split_blends
 from megaboa.bridge import configuration, datasets, tuned_samples
 from megaboa.bridge.process import playing_rank_0_of
 from megaboa.bridge.quiet import quietly
+from megaboa.data import tokenizer
 from megaboa.errors import InputError
 from megaboa.files import read_json, write_json
 from megaboa.metrics import VALIDATION_SET
 from megaboa.paths import RunFolder
-from megaboa.records import Corpus, CorpusRead, DataIndex, IndexSpec, Tree, parse, plain
+from megaboa.records import (
+    Corpus,
+    CorpusRead,
+    DataIndex,
+    IndexSpec,
+    ModelSource,
+    Sources,
+    Tokenizer,
+    Tree,
+    parse,
+    plain,
+    read,
+    read_if_there,
+)
 from megaboa.run.inputs import check_data, check_documents
 from megaboa.store_paths import FACTS
 
@@ -36,6 +51,7 @@ def make(spec: IndexSpec, experiment: Path) -> DataIndex:
     """Make the index that a specification asks for, in the store, unless it is there."""
     folder = RunFolder(experiment / "runs" / spec.run)
     check_data(folder)
+    require_one_tokenizer(folder)
     final = store.folder(spec.store, "indexes", spec.name, identity(folder, spec.key))
     with store.building(final) as partial:
         if partial:
@@ -45,6 +61,7 @@ def make(spec: IndexSpec, experiment: Path) -> DataIndex:
     made = {"name": spec.name, "cache": str(final / "cache"), "max_epochs": spec.max_epochs}
     found = parse(DataIndex, {**read_json(final / FACTS), **made}, final / FACTS)
     said = [*warnings(found.corpora, spec.max_epochs, has_data_of_parent(folder))]
+    said += [text for name, corpus in folder.corpora.items() if (text := tokenizer.unknown_tokens(name, corpus))]
     if found.examples:
         said += tuned_samples.warnings(found.examples)
     else:  # examples are split at random
@@ -76,6 +93,33 @@ def build(folder: RunFolder, cache: Path) -> Tree:
     }
 
 
+def require_one_tokenizer(folder: RunFolder) -> None:
+    """Check that ids mean the same tokens in all corpora and in the model. The tokenizer of pairs, or of a recipe, need
+    not be known."""
+    known = {}  # by what it is of: its digest, its path, and its file
+    for name in folder.corpora:
+        listed = read_if_there(Sources, folder.experiment_folder.corpus(name).sources)
+        if listed and (words := listed.tokenizer):
+            known[f"corpora.{name}"] = (words.digest, words.path, Path(words.file))
+    if folder.run.has_source:
+        source = read(ModelSource, folder.source_manifest)
+        known["the model"] = (source.tokenizer_digest, source.tokenizer, Path(str(source.tokenizer), tokenizer.FILE))
+    elif folder.tokenizer_manifest:
+        made = read(Tokenizer, folder.tokenizer_manifest)
+        known["the model"] = (made.digest, made.path, Path(made.path, tokenizer.FILE))
+    known = {of: one for of, one in known.items() if one[2].is_file()}
+    if len({digest for digest, _, _ in known.values()}) < 2:
+        return
+    last = list(known)[-1]
+    vocabularies = {of: tokenizer.vocabulary(file) for of, (_, _, file) in known.items()}
+    for of, (_, path, _) in known.items():
+        if meant := tokenizer.contradiction(vocabularies[of], vocabularies[last]):
+            raise InputError(
+                f"run {folder.name}: {of}.tokenizer: {path} has another vocabulary than {known[last][1]} of {last}: "
+                f"{meant}; name the same tokenizer, or leave the corpus out of data"
+            )
+
+
 def require_vocabulary(config: ConfigContainer, corpora: datasets.Corpora) -> None:
     """Check that the vocabulary holds all tokens: on a GPU, one beyond it causes an assertion that names neither."""
     vocab_size, _ = _validate_and_set_vocab_size(
@@ -93,36 +137,51 @@ def require_vocabulary(config: ConfigContainer, corpora: datasets.Corpora) -> No
 def epochs(
     blend: dict[str, float], corpora: datasets.Corpora, dataset: Any, config: ConfigContainer, start: int = 0
 ) -> list[CorpusRead]:
-    """For each corpus of the blend: tokens that training draws, tokens available, and their ratio. `start`: step after
-    which the run begins; the samples of the steps before are a parent's."""
-    before, asked, there = _tokens(dataset, config, start)
+    """For each corpus of the blend, and each of its prefixes if they have weights: tokens that training draws, tokens
+    available, and their ratio. `start`: step after which the run begins; the samples of the steps before are a
+    parent's."""
+    counted = iter(_tokens(dataset, config, start))
     total = sum(blend.values())
     rows = []
     for name, weight in blend.items():
-        paths = [part.prefix for part in corpora[name].datasets if part.tokens]
-        skipped, wanted, had = (sum(tokens[path] for path in paths) for tokens in (before, asked, there))
-        share = weight / total
-        row = CorpusRead(
-            name=name, weight=share, tokens_before=skipped, tokens_asked=wanted, tokens=had, epochs=wanted / had
-        )
-        rows.append(row)
+        parts = [part for part in corpora[name].datasets if part.tokens]
+        counts = list(itertools.islice(counted, len(parts)))
+        rows.append(_row(name, weight / total, np.sum(counts, axis=0).tolist()))
+        if len(parts) > 1 and parts[0].weight is not None:  # otherwise all are read equally often
+            whole = sum(part.weight for part in parts)
+            rows += [
+                _row(name, weight / total * part.weight / whole, of_part, part.prefix)
+                for part, of_part in zip(parts, counts, strict=True)
+            ]
     return rows
 
 
-def _tokens(dataset: Any, config: ConfigContainer, start: int) -> list[dict[str, int]]:
-    """By path: the tokens of the steps up to `start`, those that training draws after it, and the tokens of the
-    documents that it draws from."""
+def _row(name: str, weight: float, counts: Sequence[int], prefix: str = "") -> CorpusRead:
+    before, asked, there = counts
+    return CorpusRead(
+        name=name,
+        prefix=prefix,
+        weight=weight,
+        tokens_before=before,
+        tokens_asked=asked,
+        tokens=there,
+        epochs=asked / there,
+    )
+
+
+def _tokens(dataset: Any, config: ConfigContainer, start: int) -> list[tuple[int, int, int]]:
+    """For each dataset of the blend, in its order: the tokens of the steps up to `start`, those that training draws
+    after it, and the tokens of the documents that it draws from. Two corpora may have a dataset in common."""
     first, end = (step * config.train.global_batch_size for step in (start, config.train.train_iters))
     parts = getattr(dataset, "datasets", [dataset])
 
-    def drawn(samples: slice) -> dict[str, int]:
+    def drawn(samples: slice) -> list[int]:
         counts = [samples.stop - samples.start]
         if len(parts) > 1:
             counts = np.bincount(dataset.dataset_index[samples], minlength=len(parts)).tolist()
-        return {part.dataset_path: count * config.dataset.seq_length for part, count in zip(parts, counts, strict=True)}
+        return [count * config.dataset.seq_length for count in counts]
 
-    there = {part.dataset_path: _tokens_of(part) for part in parts}
-    return [drawn(slice(0, first)), drawn(slice(first, end)), there]
+    return list(zip(drawn(slice(0, first)), drawn(slice(first, end)), map(_tokens_of, parts), strict=True))
 
 
 def _tokens_of(part: Any) -> int:
@@ -134,15 +193,17 @@ def _tokens_of(part: Any) -> int:
 
 def warnings(rows: Sequence[CorpusRead], limit: float, resumes: bool = False) -> list[str]:
     """`resumes`: the run continues with its parent's data, whose samples it doesn't read from the start again."""
+    by_prefix = {row.name for row in rows if row.prefix}
     said = []
     for row in rows:
         read = row.tokens_asked + (row.tokens_before if resumes else 0)
-        if read > limit * row.tokens:
+        if read > limit * row.tokens and (row.prefix or row.name not in by_prefix):
+            what = f"corpora.{row.name}.megatron: {row.prefix}" if row.prefix else f"corpus {row.name!r}"
             times = f"{read / row.tokens:.3g} times" + (
                 " by the run and its parents" if read > row.tokens_asked else ""
             )
             said.append(
-                f"corpus {row.name!r} is read {times} ({read:,} of {row.tokens:,} tokens), and data.max_epochs is "
+                f"{what} is read {times} ({read:,} of {row.tokens:,} tokens), and data.max_epochs is "
                 f"{limit:g}: train on fewer tokens, lower its weight, or raise the limit"
             )
     return said

@@ -8,6 +8,7 @@ import sys
 from megaboa import commands
 from megaboa.bridge import handover, process
 from megaboa.bridge.quiet import quietly
+from megaboa.data.pairs import counted_documents
 from megaboa.formats import counted
 from megaboa.records import Corpus, CorpusSpec, IndexSpec, Sources, TokenizerSpec, read, write
 
@@ -60,11 +61,15 @@ def merge_corpus(words: list[str]) -> None:
     parser.add_argument("--shards", required=True, type=int)
     args = parser.parse_args(words)
     from megaboa.data.jobs import link_files, merge_shards
+    from megaboa.data.tokenizer import unknown_tokens
 
     manifest = merge_shards(read(CorpusSpec, args.spec), read(Sources, args.sources), args.shards)
     link_files(manifest, args.out.parent)
     write(args.out, manifest)
-    print(f"corpus {manifest.name}: {counted(manifest.documents, 'document')}, {manifest.tokens:,} tokens")
+    documents = counted_documents(manifest.datasets) if manifest.datasets else counted(manifest.documents, "document")
+    print(f"corpus {manifest.name}: {documents}, {manifest.tokens:,} tokens")
+    if warning := unknown_tokens(manifest.name, manifest):
+        print(f"warning: {warning}", file=sys.stderr)
     if bad := manifest.bad.records:
         print(f"left out, as they can't be used: {bad:,} records, the first of them:")
         print("\n".join(f"  {sample}" for sample in manifest.bad.samples))
@@ -100,9 +105,9 @@ def build_index(words: list[str]) -> None:
     samples = ", ".join(f"{count:,} {split}" for split, count in manifest.samples.items())
     print(f"index {manifest.name}: samples: {samples}; {manifest.cache}")
     for row in manifest.corpora:
+        name = f"  {row.prefix}" if row.prefix else row.name
         print(
-            f"  {row.name}: weight {row.weight:.3g}, {row.tokens_asked:,} of {row.tokens:,} tokens: "
-            f"{row.epochs:.3g} epochs"
+            f"  {name}: weight {row.weight:.3g}, {row.tokens_asked:,} of {row.tokens:,} tokens: {row.epochs:.3g} epochs"
         )
     for warning in manifest.warnings:
         print(f"warning: {warning}", file=sys.stderr)

@@ -8,23 +8,27 @@ from pathlib import Path
 
 import numpy as np
 
+from megaboa.data import tokenizer
 from megaboa.data.indexed import Index, in_pieces, mapped
-from megaboa.data.merging import frequent
+from megaboa.data.merging import count_of, frequent
 from megaboa.data.pairs import require_same
 from megaboa.data.tokenizing import COUNTED, length_histogram
 from megaboa.data.verify import Verdict
 from megaboa.errors import InputError
 from megaboa.files import digest
 from megaboa.index_file import AGAIN, other_data
-from megaboa.records import BadRecords, Compared, Corpus, CorpusFacts, Dataset, Pair, SourceFile
+from megaboa.records import BadRecords, Compared, Corpus, CorpusFacts, Dataset, FrozenTokenizer, Pair, SourceFile
 
 NO_VOCABULARY = 1 << 24  # an id beyond any vocabulary: the .bin has another type than its .idx says
 
 
-def count(key: str, pairs: Sequence[Pair], vocab_size: int | None = None) -> CorpusFacts:
-    """The facts about pairs that are known without their text. `key`: used in error messages; `vocab_size`: the
-    tokenizer's."""
-    datasets = tuple(_count(f"{key}.megatron", number, pair, vocab_size) for number, pair in enumerate(pairs))
+def count(key: str, pairs: Sequence[Pair], words: FrozenTokenizer | None = None) -> CorpusFacts:
+    """The facts about pairs that are known without their text. `key`: used in error messages; `words`: the tokenizer
+    that wrote them, if it is known."""
+    unknown = tokenizer.unknown(words) if words else None
+    datasets = tuple(
+        _count(f"{key}.megatron", number, pair, words and words.size, unknown) for number, pair in enumerate(pairs)
+    )
     return CorpusFacts(
         datasets=datasets,
         dtype=datasets[0].dtype,
@@ -68,7 +72,7 @@ def check(manifest: Corpus, files: Sequence[SourceFile], problems: Callable[[Dat
     )
 
 
-def _count(key: str, number: int, pair: Pair, vocab_size: int | None) -> Dataset:
+def _count(key: str, number: int, pair: Pair, vocab_size: int | None, unknown: int | None) -> Dataset:
     data = Path(f"{pair.prefix}.bin")
     index = _index(key, pair.prefix)
     counts = np.zeros(0, dtype=np.int64)
@@ -87,6 +91,7 @@ def _count(key: str, number: int, pair: Pair, vocab_size: int | None) -> Dataset
             f"{key}: {data} holds token {len(counts) - 1}, and its tokenizer has {vocab_size} tokens: set "
             f"{key.removesuffix('.megatron')}.tokenizer to the one that wrote it"
         )
+    documents = len(index.documents) - 1
     return Dataset(
         key=str(number),
         documents=len(index.lengths),
@@ -98,6 +103,8 @@ def _count(key: str, number: int, pair: Pair, vocab_size: int | None) -> Dataset
         sha256={},
         lengths=tuple(sum(map(length_histogram, in_pieces(index.lengths))).tolist()),
         frequent=frequent(counts),
+        unknown=count_of(unknown, counts),
+        whole_documents=documents if documents != len(index.lengths) else 0,
         by_file=((2 * number, len(index.lengths)),),
         dtype=index.dtype.name,
     )

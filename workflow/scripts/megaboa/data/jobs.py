@@ -226,14 +226,13 @@ def merge_shards(spec: CorpusSpec, listing: Sources, shards: int) -> Corpus:
     final = Path(listing.folder)
     with enough_room(final), store.building(final) as partial:
         if partial and spec.pairs:
-            size = listing.tokenizer and listing.tokenizer.size
-            write(partial / FACTS, given.count(f"corpora.{spec.name}", spec.pairs, size))
+            write(partial / FACTS, given.count(f"corpora.{spec.name}", spec.pairs, listing.tokenizer))
         elif partial and spec.example_keys:
             write(partial / FACTS, examples.write(spec, listing.files, partial))
         elif partial:
             folders = [shard_folder(final, shard, shards) for shard in range(shards)]
             made = [(folder, read(Shard, folder / FACTS)) for folder in folders]
-            write(partial / FACTS, merge(Options.of(spec), made, partial))
+            write(partial / FACTS, merge(Options.of(spec), made, partial, tokenizer.unknown(listing.tokenizer)))
     for leftover in final.parent.glob(f"{final.name}.shards-of-*"):  # including those of other numbers of shards
         shutil.rmtree(leftover, ignore_errors=True)
     return manifest(spec, listing, read(CorpusFacts, final / FACTS))

@@ -29,8 +29,9 @@ HASHES_AT_ONCE = 4_000_000  # about 200 MB during the sort
 Runs = list[tuple[int, int]]  # shard, and how many documents come from it next
 
 
-def merge(options: Options, shards: Sequence[tuple[Path, Shard]], out: Path) -> CorpusFacts:
-    """Merge the shards below `out`, and return the facts."""
+def merge(options: Options, shards: Sequence[tuple[Path, Shard]], out: Path, unknown: int | None = None) -> CorpusFacts:
+    """Merge the shards below `out`, and return the facts. `unknown`: the tokenizer's token for text that it doesn't
+    know."""
     order = sorted(
         (file, begin, number, documents)
         for number, (_, facts) in enumerate(shards)
@@ -44,7 +45,7 @@ def merge(options: Options, shards: Sequence[tuple[Path, Shard]], out: Path) -> 
         stem = out / file_stem(options.name, keys, key)
         sources = [folder / str(number) for folder, _ in shards]
         facts = [shard.columns[number] for _, shard in shards]
-        datasets.append(_merge_column(options, key, sources, facts, runs, by_file, dtype, stem))
+        datasets.append(_merge_column(options, key, sources, facts, runs, by_file, dtype, stem, unknown))
     filtered = filters.together(facts.filtered for _, facts in shards)
     if not any(dataset.documents for dataset in datasets):
         if filtered and filtered.records:
@@ -78,6 +79,7 @@ def _merge_column(
     by_file: list[tuple[int, int]],
     dtype: np.dtype,
     stem: Path,
+    unknown: int | None,
 ) -> Dataset:
     """Merge one text key of all shards into `stem`.bin, .idx and .origins."""
     kept = None
@@ -121,6 +123,7 @@ def _merge_column(
         sha256={data.name: sha256, index.name: file_digest(index)},
         lengths=tuple(histogram.tolist()),
         frequent=frequent(counts),
+        unknown=count_of(unknown, counts),
         by_file=_documents_by_file(by_file, kept),
     )
 
@@ -249,6 +252,10 @@ def _sum(arrays: Iterable[NDArray]) -> NDArray:
 def frequent(counts: NDArray) -> tuple[tuple[int, int], ...]:
     most = np.argsort(-counts, kind="stable")[:FREQUENT]
     return tuple((int(token), int(counts[token])) for token in most if counts[token])
+
+
+def count_of(token: int | None, counts: NDArray) -> int:
+    return int(counts[token]) if token is not None and token < len(counts) else 0
 
 
 def _documents_by_file(by_file: list[tuple[int, int]], kept: NDArray | None) -> tuple[tuple[int, int], ...]:

@@ -17,7 +17,8 @@ from pathlib import Path
 
 from megaboa.errors import InputError
 from megaboa.files import file_digest
-from megaboa.records import Pair, SourceFile
+from megaboa.formats import counted
+from megaboa.records import Dataset, Pair, SourceFile
 
 ENDINGS = (".bin", ".idx")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
@@ -101,6 +102,14 @@ def require_same(file: SourceFile) -> None:
 
 def paths(pairs: Sequence[Pair]) -> list[str]:
     return [f"{pair.prefix}{ending}" for pair in pairs for ending in ENDINGS]
+
+
+def counted_documents(datasets: Sequence[Dataset]) -> str:
+    """`1,204 documents`; of documents that consist of several sequences `3,600 sequences of 1,204 documents`."""
+    counted_ones = sum(dataset.documents for dataset in datasets)
+    whole = sum(dataset.whole_documents or dataset.documents for dataset in datasets)
+    documents = counted(whole, "document")
+    return documents if whole == counted_ones else f"{counted(counted_ones, 'sequence')} of {documents}"
 
 
 def _words(named: Named) -> list[str]:

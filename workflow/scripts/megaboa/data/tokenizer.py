@@ -6,22 +6,25 @@ Used on the login node and, for models that are made from a config, inside the c
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from megaboa import store
 from megaboa.data import hub
 from megaboa.errors import InputError
-from megaboa.files import digest, file_digest, write_text
-from megaboa.records import FrozenTokenizer, ModelSource, Tokenizer, read
+from megaboa.files import digest, file_digest, read_json, write_text
+from megaboa.records import Corpus, FrozenTokenizer, ModelSource, Tokenizer, read
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 END_OF_TEXT = "<|endoftext|>"
 PAD = "<|pad|>"
+FILE = "tokenizer.json"
+UNKNOWN = 0.01  # share of unknown tokens above which a corpus is warned of
 # The files that determine how text becomes tokens, unlike a chat template.
 FILES = [
     "tokenizer.json",
@@ -123,6 +126,44 @@ def load(reference: Reference) -> PreTrainedTokenizerFast:
     if not tokenizer.is_fast:
         raise InputError(f"tokenizer {reference.path}: only a slow version in Python; convert it to a tokenizer.json")
     return tokenizer
+
+
+def unknown(frozen: FrozenTokenizer) -> int | None:
+    """The token for text that the tokenizer doesn't know; None if there is none, or if it also ends documents."""
+    model = read_json(frozen.file)["model"]
+    number = model.get("unk_id")
+    if (token := model.get("unk_token")) is not None:
+        number = vocabulary(Path(frozen.file)).get(token)
+    return None if number in (frozen.eos, frozen.bos) else number
+
+
+def vocabulary(file: Path) -> dict[str, int]:
+    """The tokens in a tokenizer.json, with their ids."""
+    content = read_json(file)
+    known = content["model"].get("vocab") or {}
+    found = known if isinstance(known, dict) else {token: number for number, (token, _) in enumerate(known)}
+    return found | {token["content"]: token["id"] for token in content.get("added_tokens") or ()}
+
+
+def contradiction(one: Mapping[str, int], other: Mapping[str, int]) -> str | None:
+    """An id that stands for another token in another vocabulary; None if there is none in common that does. So a
+    tokenizer and one that has more tokens agree."""
+    named = {number: token for token, number in other.items()}
+    for token, number in sorted(one.items(), key=itemgetter(1)):
+        if named.get(number, token) != token:
+            return f"token {number} is {token!r} in one, and {named[number]!r} in the other"
+    return None
+
+
+def unknown_tokens(name: str, corpus: Corpus) -> str | None:
+    """A warning of a corpus whose text its tokenizer doesn't know; None if there is nothing to warn of."""
+    count = sum(dataset.unknown for dataset in corpus.datasets)
+    if count <= UNKNOWN * corpus.tokens:
+        return None
+    return (
+        f"corpus {name!r}: {count / corpus.tokens:.1%} of its tokens stand for text that its tokenizer "
+        f"({corpus.tokenizer}) doesn't know, and which is lost: take a tokenizer that has its characters, or bytes"
+    )
 
 
 def freeze(reference: Reference, tokenizer: PreTrainedTokenizerFast, file: Path) -> FrozenTokenizer:

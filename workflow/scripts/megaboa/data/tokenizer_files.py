@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import functools
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -60,6 +61,22 @@ def _size(path: str, kind: str, _changed: int) -> int:
     if not isinstance(known, dict):
         raise InputError(f"{path!r} is not GPT-2's vocab.json: it isn't a mapping from tokens to numbers")
     return len(known) + (END_OF_TEXT not in known)
+
+
+def vocabulary(files: Mapping[str, str]) -> dict[str, int] | None:
+    """The tokens in a file of kind `vocab` or `sentencepiece`, with their ids; None of other kinds."""
+    if path := files.get("vocab"):
+        return json.loads(Path(path).expanduser().read_text(encoding="utf-8"))
+    if path := files.get("sentencepiece"):
+        return {_text(piece): number for number, piece in enumerate(_pieces(str(Path(path).expanduser())))}
+    return None
+
+
+def _text(piece: bytes) -> str:
+    """The text of a piece: the first field of its message, whose length takes a byte for every seven bits."""
+    begin = 2 + sum(1 for _ in itertools.takewhile(lambda byte: byte >= 0x80, piece[1:]))
+    length = sum((byte & 0x7F) << 7 * place for place, byte in enumerate(piece[1:begin]))
+    return piece[begin : begin + length].decode(errors="replace")
 
 
 def _pieces(path: str) -> list[bytes]:

@@ -234,6 +234,10 @@ class Dataset(Record):
     frequent: tuple[tuple[int | str, ...], ...]  # token, its count and, in manifests, its text
     prefix: str = field(default="", metadata=IF_SET)  # in manifests: path without suffix
     by_file: tuple[tuple[int, int], ...] = field(default=(), metadata=IF_SET)  # in the store: documents in each file
+    unknown: int = field(default=0, metadata=IF_SET)  # tokens that stand for text which the tokenizer doesn't know
+    # Of a pair whose documents consist of several sequences; `documents` counts the sequences, from which GPT's samples
+    # are drawn.
+    whole_documents: int = field(default=0, metadata=IF_SET)
     dtype: str = field(default="", metadata=IF_SET)  # a pair's, which may differ from other pairs'
     weight: float | None = field(default=None, metadata=IF_SET)  # the pair's weight, if it was given
 
@@ -309,10 +313,11 @@ class IndexSpec(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusRead(Record):
-    """How much runs read of a corpus of their blend."""
+    """How much runs read of a corpus of their blend, or of one of its weighted prefixes."""
 
     name: str
-    weight: float
+    prefix: str = field(default="", metadata=IF_SET)  # empty: the whole corpus
+    weight: float  # in the blend
     tokens_asked: int  # by the run itself
     tokens_before: int = field(default=0, metadata=IF_SET)  # of the samples before, which are a parent's
     tokens: int  # available

@@ -34,6 +34,8 @@ class CorpusCard:
     dropped: str
     encoder: str
     verified: str
+    whole_documents: int = 0  # which consist of several sequences each, counted as `documents`
+    unknown: float = 0.0  # share of tokens that stand for text which the tokenizer doesn't know
     is_given: bool = False  # as tokens, of whose text nothing is known
     samples: tuple[str, ...] = ()  # records dropped by the user's filter
 
@@ -61,6 +63,8 @@ def _cards(folder: CorpusFolder) -> list[CorpusCard]:
             encoder=", ".join(corpus.encoders) or "–",
             verified=f"{verification.compared:,} documents" if verification and not corpus.is_given else "–",
             is_given=corpus.is_given,
+            whole_documents=dataset.whole_documents,
+            unknown=dataset.unknown / max(1, dataset.tokens),
         )
         for number, dataset in enumerate(corpus.datasets)
     ]
