@@ -8,8 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from indexed_files import write_indexed
 
 from megaboa.config import ConfigError
+from megaboa.files import write_json
 from megaboa.plan import Plan
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,6 +34,51 @@ def test_a_run_reads_every_corpus_that_its_data_names(plan_of: PlanOf) -> None:
 def test_a_validation_set_may_be_the_held_out_share_of_one_corpus_of_the_blend(plan_of: PlanOf) -> None:
     plan = plan_of(CORPORA + "data: {blend: {a: 2, b: 1}, validation_sets: {a: a, far: c}}")
     assert plan.runs[0].run.data["validation_sets"] == {"a": {"a": 1.0}, "far": {"c": 1.0}}
+
+
+def test_validation_on_training_files_is_refused_however_they_are_named(
+    plan_of: PlanOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "b"):
+        Path(f"{name}.jsonl").write_text("{}")
+        write_indexed(tmp_path / name, [[1, 2]])
+    Path("list.json").write_text('{"train": ["a", "b"], "valid": ["b"]}')
+    for train, valid in (
+        ("source: '*.jsonl'", "source: b.jsonl"),
+        ("source: [a.jsonl, b.jsonl]", "source: '[bc].jsonl'"),
+        ("megatron: '*'", "megatron: b"),
+        ("megatron: [1, a, 2, ./b]", "megatron: b"),
+        ("megatron: list.json", "megatron: list.json, split: valid"),
+    ):
+        corpora = f"corpora: {{t: {{{train}}}, v: {{{valid}}}}}\n"
+        for data in ("blend_per_split: {train: t, valid: v}", "blend: t, validation_sets: {far: v}"):
+            with pytest.raises(ConfigError, match="names 'v', which has the source of 't', and that is trained on"):
+                plan_of(corpora + f"data: {{{data}}}")
+    plan_of("corpora: {t: {source: 'a*.jsonl'}, v: {source: b.jsonl}}\ndata: {blend_per_split: {train: t, valid: v}}")
+
+
+def test_a_corpus_with_tokens_of_another_vocabulary_is_refused(plan_of: PlanOf, tmp_path: Path) -> None:
+    def folder(name: str, *tokens: str) -> Path:
+        vocab = {token: number for number, token in enumerate(tokens)}
+        write_json(tmp_path / name / "tokenizer.json", {"model": {"vocab": vocab}, "added_tokens": []})
+        return tmp_path / name
+
+    mine, more, other = folder("mine", "a", "b"), folder("more", "a", "b", "c"), folder("other", "b", "a")
+
+    def plan(model: object, corpus: object) -> Plan:
+        text = f"corpora: {{t: {{source: python-stdlib}}, v: {{source: 'hf:org/v', tokenizer: {corpus}}}}}\n"
+        data = "data: {blend_per_split: {train: t, valid: v}}\n"
+        return plan_of(text + data, **{"models.dense.tokenizer": str(model), "training.train_iters": 10})
+
+    plan(mine, more)
+    with pytest.raises(ConfigError) as error:
+        plan(mine, other)
+    assert f"corpora.v.tokenizer: {other} has another vocabulary than {mine} of the model dense" in str(error.value)
+    assert "token 0 is 'b' in one, and 'a' in the other" in str(error.value)
+    with pytest.raises(ConfigError, match=r"corpora\.v\.tokenizer: .* bpe of the model dense: bpe is trained on text"):
+        plan("bpe", mine)
+    plan(mine, "org/unknown")
 
 
 def test_a_corpus_of_the_same_source_with_other_texts_may_be_a_validation_set(plan_of: PlanOf, tmp_path: Path) -> None:

@@ -78,9 +78,21 @@ def is_made_of(made: records.Corpus, spec: CorpusSpec, trained: str | None) -> b
     return trained in (None, made.digest) and sources[0] == sources[1] and is_same
 
 
-def texts_of(corpora: Mapping[str, Corpus], names: Iterable[str]) -> dict[str, Texts]:
-    """The texts of those of these corpora that the experiment has."""
-    return {name: Texts.of(corpora[name]) for name in names if name in corpora}
+class TextsOfPlan:
+    """The texts of a plan's corpora. Their files are looked for once, however many runs read them."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Texts] = {}
+
+    def __call__(self, corpora: Mapping[str, Corpus], names: Iterable[str]) -> dict[str, Texts]:
+        """By name, of those of these corpora that the experiment has."""
+        return {name: self._of(corpora[name]) for name in names if name in corpora}
+
+    def _of(self, corpus: Corpus) -> Texts:
+        key = corpus.model_dump_json()
+        if key not in self._known:
+            self._known[key] = Texts.of(corpus)
+        return self._known[key]
 
 
 @dataclass(frozen=True)

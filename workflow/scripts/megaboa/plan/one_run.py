@@ -21,7 +21,7 @@ from megaboa.config.models.section import Section
 from megaboa.config.problems import show
 from megaboa.config.sweep import piece
 from megaboa.config.yaml_file import dotted
-from megaboa.data import tokenizer
+from megaboa.data import tokenizer, tokenizer_files
 from megaboa.fields import AT_ENDS_OF_TEXT
 from megaboa.layout import Layout
 from megaboa.paths import ExperimentFolder
@@ -29,6 +29,7 @@ from megaboa.plan import documents, families, image_specs, tasks
 from megaboa.plan.choices import Choice, Problems
 from megaboa.plan.environment import environment
 from megaboa.plan.families import UnknownFamilyError, count_parameters
+from megaboa.plan.held_out import TextsOfPlan
 from megaboa.plan.plan import Invalid, Run
 from megaboa.plan.quantities import Quantities, UnknownQuantityError, overlay, resolve
 from megaboa.plan.run_facts import facts_of, hf_config_of
@@ -58,6 +59,8 @@ class RunPlanner:
         self.params: dict[str, int] = {}
         self.hf_configs: dict[str, Tree | None] = {}
         self.families: set[str] = set()  # models whose family was checked
+        self.texts_of = TextsOfPlan()
+        self.vocabulary_of = functools.cache(self._vocabulary_of)
         self.models: Tree = {}  # plain trees by name; of two different models with one name, the second is refused
 
     def plan(self, choice: Choice) -> Run | None:
@@ -101,6 +104,7 @@ class RunPlanner:
         self.check_conversion(config.models[model], model, facts, choice)
         self.check_data(config, choice)
         self.check_tokenizer(config, model, choice)
+        self.check_vocabulary(config, model, choice)
         self.check_kind(facts, config, choice)
         self.check_task(facts, config, model, choice)
         if self.problems.count > before:
@@ -268,7 +272,8 @@ class RunPlanner:
         sets, per_split = blends.validation_sets(data), data["blend_per_split"] or {}
         held_out = {("data", "blend_per_split", split): per_split.get(split) for split in ("valid", "test")}
         held_out |= {("data", "validation_sets", name): blend for name, blend in sets.items()}
-        origins = {name: config.corpora[name].origins for name in blends.corpora(data)}
+        texts = self.texts_of(config.corpora, blends.corpora(data))
+        origins = {name: found.sources for name, found in texts.items()}
         for path, blend in held_out.items():
             if blend and (message := blends.leak(data, blend, origins)):
                 self.problems.add(self.problems.place_of(path, choice), message, choice.name)
@@ -304,6 +309,36 @@ class RunPlanner:
         if is_needed and Path(asked.hf).is_dir() and not tokenizer.is_in(asked.hf):
             message = f"{asked.hf} has no tokenizer: set models.{model}.tokenizer, or copy its files there"
             self.problems.add(("models", model, "hf"), message, choice.name)
+
+    def check_vocabulary(self, config: Experiment, model: str, choice: Choice) -> None:
+        """Report corpora with the tokens of another tokenizer than the model's, as far as files show it: for others
+        the job `index` finds it out."""
+        asked = config.models[model]
+        wanted = asked.tokenizer or asked.hf
+        for name in blends.corpora(config.data.model_dump()) if wanted else ():
+            given = config.corpora[name].tokenizer
+            if given and given != wanted and (meant := self.other_meaning(given, str(wanted))):
+                message = (
+                    f"{given} has another vocabulary than {wanted} of the model {model}: {meant}; remove it, or "
+                    f"train a model with {given}"
+                )
+                self.problems.add(self.problems.place_of(("corpora", name, "tokenizer"), choice), message, choice.name)
+
+    def other_meaning(self, one: str, other: str) -> str | None:
+        """How the vocabularies of two tokenizers contradict each other; None if they don't, or if it isn't known."""
+        for name, another in ((one, other), (other, one)):
+            made = self.base.tokenizers.get(name)
+            if made and made.train_on and made != self.base.tokenizers.get(another):
+                return f"{name} is trained on {made.train_on}"
+        vocabularies = [self.vocabulary_of(one), self.vocabulary_of(other)]
+        return None if None in vocabularies else tokenizer.contradiction(*vocabularies)
+
+    def _vocabulary_of(self, name: str) -> dict[str, int] | None:
+        """The tokens of a tokenizer of files, or of a folder."""
+        if made := self.base.tokenizers.get(name):
+            return tokenizer_files.vocabulary(made.files)
+        file = Path(name).expanduser() / tokenizer.FILE
+        return tokenizer.vocabulary(file) if file.is_file() else None
 
     def check_kind(self, facts: Facts, config: Experiment, choice: Choice) -> None:
         """Report data that this kind of model can't read."""

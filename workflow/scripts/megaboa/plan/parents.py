@@ -16,7 +16,7 @@ from megaboa.config.problems import choose
 from megaboa.errors import InputError
 from megaboa.paths import ExperimentFolder, RunFolder
 from megaboa.plan import documents, in_place
-from megaboa.plan.held_out import Ancestor, Lineage, Texts, held_out, is_made_of, texts_of
+from megaboa.plan.held_out import Ancestor, Lineage, Texts, TextsOfPlan, held_out, is_made_of
 from megaboa.plan.mismatches import falls_at_once, layout_of, mismatches, reads_otherwise, rises_again
 from megaboa.plan.parent_runs import (
     NoParentError,
@@ -65,6 +65,7 @@ class Parents:
         self.results = results
         self.complain = complain
         self.warnings: dict[str, list[str]] = {}  # text -> names of the runs
+        self.texts_of = TextsOfPlan()
         self.find = functools.cache(self._find)
         self.joined = functools.cache(self._joined)
 
@@ -97,7 +98,7 @@ class Parents:
             self.complain(run, path, message)
         if problems:
             return run
-        texts = texts_of(run.config.corpora, run.corpora)
+        texts = self.texts_of(run.config.corpora, run.corpora)
         recorded = self._recorded(run, f"{parent.name}@{step}") if self._are_as_before(texts) else []
         lineage = self._lineage(run, parent, step, recorded)
         # A finished run stays what it is, whatever has become of its parents' files, unless this call trains its parent
@@ -161,7 +162,7 @@ class Parents:
         folder = ExperimentFolder(self.results / experiment)
         if spec.data.get("blend") and its_split is None:
             its_split = _split_of_recipe(folder.run(own_name), spec)
-        now = texts_of(self.runs.get(own_name, run).config.corpora, blend) if experiment == self.experiment else {}
+        now = self.texts_of(self.runs.get(own_name, run).config.corpora, blend) if experiment == self.experiment else {}
         if experiment == self.experiment and not is_earlier:
             return Ancestor(name, spec, int(step or 0), its_split, now)
         specs = {corpus: _readable(CorpusSpec, folder.specs.of("corpora", corpus)) for corpus in blend}

@@ -17,7 +17,8 @@ from pydantic import (
 
 from megaboa.blends import MAIN
 from megaboa.config.models.section import Fraction, Name, Section, key
-from megaboa.data.sources import as_list, file_stems, placed
+from megaboa.data.sources import as_list, file_stems, paths, placed
+from megaboa.errors import InputError
 from megaboa.files import canonical
 from megaboa.records import Tree
 
@@ -64,11 +65,21 @@ OF_SOURCE = ("subset", "split", "revision", "filter", "text_key", "messages", "p
 
 
 def origins(corpus: Tree) -> frozenset[str]:
-    """Each source of a corpus with these fields, with what else decides which texts are read of it; not how many, and
-    how they are tokenized. Corpora that share one have texts in common."""
-    texts = {name: corpus.get(name) for name in OF_SOURCE}
-    texts["filter"] = texts["filter"] and placed(texts["filter"])
-    return frozenset(canonical([placed(one), texts]) for one in as_list(corpus["source"]))
+    """Each source of a corpus with these fields, and each file of it, with what else decides which texts are read of
+    it; not how many, and how they are tokenized. Corpora that share one have texts in common."""
+    texts = {} if corpus.get("pairs") else {name: corpus.get(name) for name in OF_SOURCE}
+    if texts.get("filter"):
+        texts["filter"] = placed(texts["filter"])
+    named = [placed(one) for one in as_list(corpus["source"])]
+    files = [] if corpus.get("pairs") else [file for one in named for file in _files(one)]
+    return frozenset(canonical([one, texts]) for one in (*named, *files))
+
+
+def _files(source: str) -> list[str]:
+    try:
+        return paths(source)
+    except InputError:  # it is reported where files are looked for
+        return []
 
 
 class Corpus(Section):
@@ -140,11 +151,6 @@ class Corpus(Section):
     def has_examples(self) -> bool:
         """For fine-tuning, and not text."""
         return any(value is not None for value in (self.messages, self.prompt, self.answer))
-
-    @property
-    def origins(self) -> frozenset[str]:
-        sources = self.source if self.source is not None else repr(self.megatron)
-        return origins({**self.model_dump(include=set(OF_SOURCE)), "source": sources})
 
     @model_validator(mode="after")
     def _whole_examples(self) -> Corpus:
