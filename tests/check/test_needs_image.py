@@ -139,6 +139,13 @@ def test_an_optimizer_lies_in_a_package_of_its_own():
     assert judge(run, {**NOTHING, "emerging_optimizers": "0.2"})[0] == []
 
 
+def test_muon_is_refused_in_an_older_environment():
+    run = facts(layers=4, head_dim=128, optimizer="muon", distributed_optimizer=False)
+    said = lacking_package(run, NOTHING, "this Python")
+    assert said.startswith("optimizer.name: muon needs the package emerging_optimizers, which this Python lacks")
+    assert lacking_package(run, {}, "the image of containers/") is None
+
+
 @pytest.mark.parametrize(
     ("head", "gpu", "open_"),
     [(80, "a100-80g", 0), (84, "h200-141g", 1), (256, "h200-141g", 0), (256, "a100-80g", 1), (320, "h100-80g", 1)],
@@ -157,6 +164,10 @@ def test_gemma_asks_for_flash_attention_that_may_not_be_there():
     said = lacking_package(run, NOTHING, "this Python")
     assert "which this Python lacks: set overrides.model.attention_backend: auto for cuDNN's attention" in said
     assert lacking_package(run, {}, "the image of containers/") is None, "NVIDIA's image may have it"
+    large = facts(layers=4, head_dim=256, attention="flash", gpu="a100-80g")
+    assert lacking_package(large, NOTHING, "this Python").endswith("this Python lacks: install it")
+    hybrid = facts(kind="hybrid", attention="flash")
+    assert "mamba_ssm" in lacking_package(hybrid, NOTHING, "this Python") and judge(hybrid, NOTHING)[0] == []
     assert lacking_package(facts(layers=4, head_dim=128), NOTHING, "this Python") is None
 
 

@@ -89,6 +89,7 @@ MISTAKES = [
     mistake("secret of the environment inside a value", "overrides.logger.mlflow_tags", "'x-${oc.env:HF_TOKEN}' holds `${`", add="overrides: {logger.mlflow_tags: {a: [1, {b: 'x-${oc.env:HF_TOKEN}'}]}}\n"),
     mistake("secret of the environment in a name", "overrides.logger.mlflow_tags", "holds `${`", add="overrides: {logger.mlflow_tags: {'a:${oc.decode:x},b': 1}}\n"),
     mistake("another field's value", "overrides.logger.wandb_entity", "holds `${`", add="overrides: {logger.wandb_entity: '${model.hidden_size}'}\n"),
+    mistake("secret of the environment behind backslashes", "overrides.logger.mlflow_tags", "holds `${`", add="overrides: {logger.mlflow_tags: {'k:$\\{oc.env\\:HF_TOKEN\\},z': 1}}\n"),
     mistake("secret of the environment, swept", "sweep.grid.overrides.logger.wandb_entity[1]", "holds `${`", add=sweep("{grid: {overrides.logger.wandb_entity: [a, '${oc.env:HF_TOKEN}']}}")),
     mistake("secret of the environment for a tracker", "trackers.wandb.entity", "'${oc.env:HF_TOKEN}' holds `${`", add="trackers: {wandb: {entity: '${oc.env:HF_TOKEN}'}}\n"),
     mistake("token in a repository's address", "image.bridge_source.repo", "holds a password or token", add=f"image: {{runtime: apptainer, path: here/x@sha256:{'0' * 64}, bridge_source: {{repo: 'https://t0ken@here/x', commit: {'a' * 40}}}}}\n"),

@@ -223,6 +223,17 @@ def test_a_call_that_only_looks_starts_no_program_of_the_file(plan_file, machine
     assert (tmp_path / "executed").exists()
 
 
+def test_a_call_that_only_looks_takes_the_device_of_an_earlier_one(plan_file, machine, tmp_path, monkeypatch):
+    machine(1, kernels=False)
+    monkeypatch.chdir(tmp_path)
+    loaded = load([plan_file], {"launch.python": "/bin/false"})
+    run = tmp_path / "results" / loaded.experiment.experiment / "runs" / "any" / "run.json"
+    run.parent.mkdir(parents=True)
+    run.write_text('{"device": "cpu"}')
+    found = device.settle(loaded, looks=True)
+    assert found.experiment.device == "cpu" and found.notes == ("device: auto is cpu: as an earlier call found",)
+
+
 @pytest.fixture
 def torch_of(tmp_path):
     """A Python of the ranks whose torch is built for a CUDA, and can open it here or can't."""

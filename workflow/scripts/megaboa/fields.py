@@ -129,9 +129,9 @@ INTERPOLATED = (
 
 def interpolated(value: Any) -> str | None:
     """The first text in a value that OmegaConf, with which Bridge reads its configuration, would replace: all of
-    `${...}`, as our keys need none."""
+    `${...}`, as our keys need none. Before it, Hydra may take backslashes out."""
     if isinstance(value, str):
-        return value if "${" in value else None
+        return value if "${" in value.replace("\\", "") else None
     parts = [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
     return next((found for found in map(interpolated, parts) if found is not None), None)
 

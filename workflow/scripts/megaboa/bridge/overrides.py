@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from megaboa.errors import InputError
 from megaboa.records import Tree
 
 
@@ -24,7 +25,14 @@ def hydra_value(value: Any) -> str:
         return _quoted(value)
     if isinstance(value, list):
         return "[" + ",".join(hydra_value(item) for item in value) + "]"
-    return "{" + ",".join(f"{name}:{hydra_value(item)}" for name, item in value.items()) + "}"
+    return "{" + ",".join(f"{_name(name)}:{hydra_value(item)}" for name, item in value.items()) + "}"
+
+
+def _name(name: Any) -> str:
+    """A mapping's name, which Hydra's grammar has no quotes for."""
+    if set(str(name)) & set("\\{}[]():,='\"$ "):
+        raise InputError(f"overrides: the name {name!r} of a mapping: take letters, digits, '-', '_', '.' and '/'")
+    return str(name)
 
 
 def _quoted(text: str) -> str:

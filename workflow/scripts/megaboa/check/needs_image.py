@@ -114,9 +114,10 @@ def optimizer_is_installed(f: Facts) -> Broken | None:
 
 
 def flash_attention_is_installed(f: Facts) -> Broken | None:
-    """With attention_backend: flash, which Bridge sets for Gemma and hybrid models, Transformer Engine takes flash-attn
-    or nothing; here the model is built with PyTorch's attention."""
-    return _open(BACKEND, "flash: the package flash-attn") if f.kernels.attention == "flash" else None
+    """With attention_backend: flash, which Bridge sets for Gemma, Transformer Engine takes flash-attn or nothing; here
+    the model is built with PyTorch's attention. Hybrid models have it too, and perhaps no attention."""
+    is_asked = f.kernels.attention == "flash" and BY_NAME[f.model.kind].package is None
+    return _open(BACKEND, "flash: the package flash-attn") if is_asked else None
 
 
 def attention_takes_the_head(f: Facts) -> Broken | None:
@@ -194,23 +195,28 @@ def judge(f: Facts, has: Packages) -> tuple[list[str], list[str]]:
 
 
 def lacking_package(f: Facts, has: Packages, where: str) -> str | None:
-    """A message if a package is missing that a run's kind of model or attention needs, and that no environment of envs/
-    has, nor the first the image of containers/; None otherwise."""
+    """A message if a package that a run needs is known to be missing where its ranks start; None otherwise.
+
+    The image of containers/ has all but Mamba's; of flash-attn it isn't known."""
     if f.cluster.device != "cuda":
         return None
-    if f.kernels.attention == "flash" and has.get("flash_attn", UNKNOWN) is None:
-        return (
-            f"{BACKEND}: flash, as Bridge sets it for Gemma and hybrid models, needs the package flash-attn, which "
-            f"{where} lacks: set overrides.{BACKEND}: auto for cuDNN's attention, or install it"
-        )
     package = BY_NAME[f.model.kind].package
-    if package is None or has.get(package) is not None:
-        return None
-    return (
-        f"model: {BY_NAME[f.model.kind].text} needs the package {package}, which {where} lacks (the package index has "
-        "it as CUDA source alone): install it there, or name an image that has it (image.path), such as NVIDIA's for "
-        "NeMo"
-    )
+    if package is not None and has.get(package) is None:
+        return (
+            f"model: {BY_NAME[f.model.kind].text} needs the package {package}, which {where} lacks (the package index "
+            "has it as CUDA source alone): install it there, or name an image that has it (image.path), such as "
+            "NVIDIA's for NeMo"
+        )
+    if f.training.is_emerging and has.get("emerging_optimizers", UNKNOWN) is None:
+        return (
+            f"optimizer.name: {f.training.optimizer} needs the package emerging_optimizers, which {where} lacks: "
+            "install it there (`make setup` does), or take adam"
+        )
+    if package is None and f.kernels.attention == "flash" and has.get("flash_attn", UNKNOWN) is None:
+        remedy = "install it" if attention_takes_the_head(f) else f"set overrides.{BACKEND}: auto for cuDNN's attention"
+        why = "as Bridge sets it for Gemma, needs the package flash-attn"
+        return f"{BACKEND}: flash, {why}, which {where} lacks: {remedy}"
+    return None
 
 
 def _needed(rule: str, f: Facts) -> str | None:

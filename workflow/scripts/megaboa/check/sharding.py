@@ -112,7 +112,7 @@ def muon_reads_whole_gradients(f: Facts) -> Broken | None:
 def muon_orthogonalizes_whole_matrices(f: Facts) -> Broken | None:
     """With muon_tp_mode: blockwise, Bridge's default, each tensor rank orthogonalizes its own block of a matrix, and
     scales it by the block's size: losses depend on tp. Queries, keys and values are orthogonalized one by one only
-    where every tensor rank has whole groups of them; megatron-core is silent about others."""
+    where every tensor rank has whole groups of them; elsewhere they are one matrix, without a message."""
     tp, experts, mode = f.layout.tp, f.layout.expert_tp, f.training.muon_tp_mode
     if not f.training.is_muon or max(tp, experts) == 1:
         return None
@@ -122,7 +122,7 @@ def muon_orthogonalizes_whole_matrices(f: Facts) -> Broken | None:
     groups = f.model.kv_groups or f.model.heads
     if groups is None or groups >= tp or f.model.latent or not f.training.muon_split_qkv:
         return None
-    text = f"true is off where {tp} tensor ranks share {counted(groups, 'group')} of keys, and losses depend on tp"
+    text = f"true has no effect with {tp} tensor ranks and {counted(groups, 'group')} of keys: losses depend on tp"
     return warning("optimizer.muon_split_qkv", text, (False,))
 
 

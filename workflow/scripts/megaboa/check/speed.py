@@ -409,10 +409,11 @@ class _Model:
         return seconds + held.total * CAST / self.known.memory.rate
 
     def orthogonalization(self, stage: Stage, trained: parameters.Parameters) -> float:
-        """Seconds that Muon takes longer than Adam, each tensor rank by itself: on its blocks of matrices (Bridge's
-        default, muon_tp_mode: blockwise), or on whole ones."""
+        """Seconds that Muon takes longer than Adam: each tensor rank on its blocks of matrices (Bridge's default,
+        muon_tp_mode: blockwise) or on whole ones (duplicated), of which gathering and casts of whole matrices are left
+        out, as are the messages of `distributed`."""
         matrices: Counter[Product] = Counter()
-        f = self.f if self.f.training.muon_tp_mode == "blockwise" else _unsplit(self.f)
+        f = _unsplit(self.f) if self.f.training.muon_tp_mode == "duplicated" else self.f
         for layer, number in self.layers_of(stage).items():
             for one in work.orthogonalized(f, layer.sparse):
                 matrices[one] += number * round(one.groups)

@@ -9,6 +9,7 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from megaboa import files
 from megaboa.config import Experiment, LoadedExperiment
 from megaboa.formats import counted
 from megaboa.run import gpus, submitted
@@ -90,6 +91,8 @@ def find(experiment: Experiment, partition: str | None, looks: bool = False) -> 
     python = _asked(experiment, looks)
     if here == 0:
         return Found("cpu", NO_GPU)
+    if python is None and (device := _recorded(experiment)):
+        return Found(device, "as an earlier call found", here if device == "cuda" else None)
     if why := _without_kernels(python):
         return Found("cpu", f"this machine has {counted(here, 'GPU')}, but {why}" if here else why)
     if here is None:
@@ -117,6 +120,12 @@ def _asked(experiment: Experiment, looks: bool) -> str | None:
     if experiment.image.runtime != "none" or (looks and experiment.launch.python):
         return None
     return experiment.launch.python or sys.executable
+
+
+def _recorded(experiment: Experiment) -> str | None:
+    """The device of a call that ran jobs, in the plans of its runs."""
+    plans = sorted(Path("results", experiment.experiment, "runs").glob("*/run.json"))
+    return files.read_json(plans[0])["device"] if plans and experiment.image.runtime == "none" else None
 
 
 def _named(python: str | None, experiment: Experiment) -> str:
