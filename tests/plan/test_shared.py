@@ -9,7 +9,7 @@ import yaml
 from indexed_files import write_indexed
 
 from megaboa.config import load
-from megaboa.files import file_digest, write_text
+from megaboa.files import file_digest, link, write_text
 from megaboa.plan import make_plan, specifications
 from megaboa.plan.shared import Shared
 from megaboa.records import EvaluateSpec, write
@@ -65,6 +65,28 @@ def test_a_run_waits_for_what_it_reads(tmp_path):
         "a": [*data, "models/dense/source.json", "models/dense/import.json"],
         "b": [*data, "models/fresh/source.json"],
     }
+
+
+def test_a_link_that_leads_to_an_older_model_makes_the_model_outdated(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("one", "two"):
+        write_text(f"{name}/config.json", "{}")
+        for path in (f"{name}/config.json", name):
+            os.utime(path, (10, 10))
+    Path("export").symlink_to("one")
+    os.utime("export", (10, 10), follow_symlinks=False)
+    models = {
+        "dense": {"tokenizer": "bpe", "init": "pretrained", "hf": "export"},
+        "fresh": EXPERIMENT["models"]["fresh"],
+    }
+    found = shared(tmp_path, models=models)
+    assert found.model_inputs("dense")[:2] == ["export/config.json", "export"]
+    run = found.runs["a"]
+    for path in (found.paths.tokenizer("bpe"), found.paths.corpus("text").manifest, found.paths.model("dense").source):
+        write_text(path, "{}")
+    assert not found.is_outdated(run)
+    link("two", "export")
+    assert found.is_outdated(run)
 
 
 def test_runs_that_draw_the_same_samples_share_an_index(tmp_path):

@@ -194,16 +194,19 @@ def is_ours_alone(folder: Path) -> bool:
 
 
 def link(target: str | Path, path: str | Path) -> None:
-    """Point a symbolic link at `target`, atomically replacing an older link.
+    """Point a symbolic link at `target`, atomically replacing an older link, unless that leads there.
 
     A relative link is resolved from the folder it is really in, so the path is taken between resolved folders.
     """
     path = Path(path)
     make_folder(path.parent)
+    target = Path(target)
+    way = os.path.relpath(target.parent.resolve() / target.name, path.parent.resolve())
+    if path.is_symlink() and str(path.readlink()) == way:
+        return  # what reads through it compares its time
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     temporary.unlink(missing_ok=True)
-    target = Path(target)
-    temporary.symlink_to(os.path.relpath(target.parent.resolve() / target.name, path.parent.resolve()))
+    temporary.symlink_to(way)
     temporary.replace(path)
 
 

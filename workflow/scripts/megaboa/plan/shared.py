@@ -305,10 +305,13 @@ class Shared:
         return files_of(self.plan.experiment.corpora[made.train_on])
 
     def model_inputs(self, model: str) -> list[str]:
-        """The files of a model in a local folder, and the tokenizer that it needs."""
+        """The files of a model in a local folder, the folder itself if it is a link, which may come to lead to older
+        files, and the tokenizer that it needs."""
         folder = Path(self.plan.models[model].hf or "").expanduser()
         local = {path for pattern in MODEL_FILES for path in folder.glob(pattern)}
         found = [str(path) for path in sorted(local) if path.is_file()] if self.plan.models[model].hf else []
+        if found and folder.is_symlink():
+            found.append(str(folder))
         return [*found, *self.tokenizer_inputs(self.model_tokenizer(model))]
 
     @property
