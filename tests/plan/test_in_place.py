@@ -172,6 +172,19 @@ def test_a_step_of_an_earlier_version_may_be_named(trainer: Trainer, extended: t
     assert parent_of(trainer.plan(**{"training.train_iters": 80})) == ("small/base@50", 50, third.digest)
 
 
+def test_a_step_of_an_earlier_version_may_be_exported(trainer: Trainer, extended: tuple[Identity, Identity]) -> None:
+    def plan(step: int, iterations: int) -> Plan:
+        return trainer.plan(
+            f"{ITSELF}\nexport: {{runs: all, checkpoint: {step}}}", **{"training.train_iters": iterations}
+        )
+
+    for iterations in (40, 60):  # trained, and to be trained
+        for step in (10, 20, 30, 40):
+            assert plan(step, iterations)["base"].run.training["train_iters"] == iterations
+        with pytest.raises(ConfigError, match="no checkpoint of step 25 is kept, the nearest is of 20 and 30"):
+            plan(25, iterations)
+
+
 def test_another_run_may_continue_from_an_earlier_version(
     trainer: Trainer, extended: tuple[Identity, Identity]
 ) -> None:

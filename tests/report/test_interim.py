@@ -10,11 +10,13 @@ from megaboa.errors import InputError
 from megaboa.files import read_json, write_json
 from megaboa.observe import status
 from megaboa.paths import RunFolder
-from megaboa.records import write
+from megaboa.records import ExportSpec, write
+from megaboa.report import interim
 from megaboa.report.checks import proofs_so_far
 from megaboa.report.interim import load_interim
 from megaboa.run import claims
 from megaboa.run.identity import identity_of
+from megaboa.run.versions import Version
 from megaboa.store_paths import RunStore
 
 TRAINED, FAILED, WORKING, WAITING = "trained", "failed", "working", "waiting"
@@ -117,6 +119,18 @@ def test_proofs_that_are_not_there_have_not_run(experiment):
     write(folder / "export.json", made.export(path="store/exports/x", checkpoint=str(kept)))
     runs = load_interim(experiment.results)[0]
     assert [check.name for check in proofs_so_far([exported], names(runs))] == [f"export of {TRAINED}: tensors"]
+
+
+@pytest.mark.parametrize(("wanted", "shown"), [("best", True), (4, True), ("final", False)])
+def test_an_export_may_be_of_an_earlier_version_where_that_is_asked_for(experiment, monkeypatch, wanted, shown):
+    folder = RunFolder(experiment.results / "runs" / TRAINED)
+    earlier = RunStore(folder.store.with_name("earlier"))
+    monkeypatch.setattr(interim, "versions", lambda _, store: [Version(store), Version(earlier, 4)])
+    checkpoint = str(earlier.checkpoints / "iter_0000004")
+    write(folder.export, made.export(path="store/exports/x", checkpoint=checkpoint))
+    spec = ExportSpec(run=TRAINED, checkpoint=wanted, file_gb=5.0, license=None)
+    write(folder.experiment_folder.specs.of("exports", TRAINED), spec)
+    assert names(load_interim(experiment.results)[0]) == ({TRAINED} if shown else set())
 
 
 def names(runs):

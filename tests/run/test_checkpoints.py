@@ -368,31 +368,8 @@ def evaluated(path, attempt, losses):
     write_text(path / "attempts" / f"{attempt:02d}" / "steps.jsonl", text)
 
 
-@pytest.mark.parametrize(("wanted", "found"), [("final", 30), ("best", 10), (20, 20)])
-def test_a_kept_checkpoint_is_chosen(store, wanted, found):
-    assert checkpoints.chosen("r", store, wanted) == found
-
-
 def test_of_a_step_evaluated_twice_the_last_counts(store):
     assert checkpoints.evaluations(store)[20].losses["lm loss"] == 3.5
-
-
-@pytest.mark.parametrize("wanted", [40, 15])
-def test_what_was_not_kept_is_refused(store, wanted):
-    with pytest.raises(InputError, match=f"export.checkpoint is {wanted}, and the kept checkpoints are 10, 20, 30"):
-        checkpoints.chosen("r", store, wanted)
-
-
-def test_without_an_evaluation_there_is_no_best(store):
-    for path in store.path.glob("attempts/*/steps.jsonl"):
-        path.unlink()
-    with pytest.raises(InputError, match=r"none of the kept checkpoints \(10, 20, 30\) was evaluated"):
-        checkpoints.chosen("r", store, "best")
-
-
-def test_without_a_checkpoint_there_is_nothing_to_export(tmp_path):
-    with pytest.raises(InputError, match=r"r has no checkpoint to export: set checkpoint.save_interval"):
-        checkpoints.chosen("r", RunStore(tmp_path), "final")
 
 
 def test_a_damaged_checkpoint_is_not_exported(store):

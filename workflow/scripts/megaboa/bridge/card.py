@@ -52,7 +52,7 @@ def card(
         + (f" of {train.train_iters}.\n" if train.train_iters else ".\n"),
         *_tuning(folder),
         _table("Training", _training(folder, source, iteration, evaluation)),
-        _table("Data", _data(folder, iteration, folder.corpora)),
+        _table("Data", _data(folder, iteration, corpora_as_read(folder))),
         *_data_of_parents(folder),
         _table("Made with", {"commit": commit or "unknown", **versions, "run": train.identity}),
     ]
@@ -164,7 +164,7 @@ def _without_padding(folder: RunFolder, iteration: int) -> int | None:
     """Tokens of a run's own sequences; None if they aren't known."""
     if not folder.run.is_tuned:
         return _positions(folder, iteration)
-    found = _epochs(folder, iteration, _corpora_as_read(folder))
+    found = _epochs(folder, iteration, corpora_as_read(folder))
     return found and round(found[0] * found[1].tokens)
 
 
@@ -172,13 +172,13 @@ def _data_of_parents(folder: RunFolder) -> list[str]:
     """What the run's parent read up to the checkpoint, the parent's own parent, and so on."""
     sections = []
     while (parent := folder.run.parent) and (folder := folder.parent_folder):
-        sections.append(_table(f"Data of {parent}", _data(folder, parent.iteration, _corpora_as_read(folder))))
+        sections.append(_table(f"Data of {parent}", _data(folder, parent.iteration, corpora_as_read(folder))))
     return sections
 
 
-def _corpora_as_read(folder: RunFolder) -> dict[str, Corpus]:
-    """The corpora of a parent whose manifests still are those that it was trained with: its experiment may have changed
-    since."""
+def corpora_as_read(folder: RunFolder) -> dict[str, Corpus]:
+    """The corpora of a run whose manifests still are those that it was trained with: a parent's experiment may have
+    changed since."""
     found = {name: read_if_there(Corpus, path) for name, path in folder.corpus_manifests.items()}
     identity = _identity(folder)
     return {

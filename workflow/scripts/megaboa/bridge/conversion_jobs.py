@@ -35,6 +35,7 @@ from megaboa.records import (
     read,
 )
 from megaboa.run import checkpoints
+from megaboa.run.versions import chosen, folder_of
 from megaboa.store_paths import RunStore
 
 NO_ROOM = "Free some space, or set `store` to another place"
@@ -130,9 +131,9 @@ def export_model(
 
     With several ranks, each of them calls this.
     """
+    run, iteration = chosen(folder, RunStore(folder.store), spec.checkpoint)
+    folder = folder_of(folder, run)
     train = read(TrainRecord, folder.train_manifest)
-    run = RunStore(Path(train.store))
-    iteration = checkpoints.chosen(folder.name, run, spec.checkpoint)
     checkpoints.require_sound(folder.name, run, iteration)
     versions = {name: version(name) for name in VERSIONS}
     evaluation = checkpoints.evaluations(run).get(iteration)
@@ -188,7 +189,7 @@ def prove_export(
         _make_fit(source.device)
         from megaboa.bridge import proof
 
-        checks, left_out = proof.prove_export(export, source, run_of(out), layout)
+        checks, left_out = proof.prove_export(export, source, _exported(run_of(out), export), layout)
     if not checks:
         return
     again = f"to export it again, remove {export.path} and {manifest}"
@@ -210,7 +211,12 @@ def generate(
         _make_fit(source.device)
         from megaboa.bridge import generate
 
-        return generate.generate(export, run, source, spec, layout)
+        return generate.generate(export, _exported(run, export), source, spec, layout)
+
+
+def _exported(folder: RunFolder, export: ExportRecord) -> RunFolder:
+    """The run in the version of which a checkpoint is exported."""
+    return folder_of(folder, RunStore(Path(export.checkpoint).parents[1]))
 
 
 def _make_fit(device: str) -> None:

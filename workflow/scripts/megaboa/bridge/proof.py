@@ -28,6 +28,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig
 from megaboa.blends import SPLITS
 from megaboa.bridge import adapters, configuration, datasets, finetuning, reference, tuned_samples, weights
 from megaboa.bridge.as_trained import as_trained
+from megaboa.bridge.card import corpora_as_read
 from megaboa.bridge.convert import (
     converter_of,
     from_all,
@@ -357,6 +358,8 @@ def held_out_obstacle(folder: RunFolder, evaluation: Evaluated | None, params: i
         return "this checkpoint was not evaluated while training"
     if not folder.index or not Path(folder.index.cache).is_dir():
         return "the data's index is gone, or the data were made up"
+    if corpora_as_read(folder).keys() != folder.corpus_manifests.keys():
+        return "a corpus has changed since"
     first, end = evaluation.samples
     if (work := 2 * params * (end - first) * as_trained(folder).training["seq_length"]) > MOST_WORK:
         return f"{work:.0e} operations on one core would take hours"

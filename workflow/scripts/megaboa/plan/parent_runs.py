@@ -15,7 +15,7 @@ from megaboa.plan.plan import Run
 from megaboa.records import Identity, RunSpec, Tree, parse
 from megaboa.run import checkpoints
 from megaboa.run.identity import as_it_lies, is_trained
-from megaboa.run.versions import Version, versions
+from megaboa.run.versions import Version, before, versions
 from megaboa.store_paths import RunStore
 
 SHOWN = 10
@@ -97,11 +97,14 @@ def will_keep(run: Run) -> list[int] | None:
 
 
 def kept_by(run: Run, folder: RunFolder) -> list[int] | None:
-    """The steps whose checkpoints a run of this plan has once it is trained; None if its recipe decides."""
+    """The steps whose checkpoints a run of this plan has once it is trained, also those of its earlier versions; None
+    if its recipe decides."""
     with contextlib.suppress(NoParentError, InputError):  # without its store, or with damaged files, it is made again
         if is_trained_as_planned(run, folder):
-            return trained_parent(folder).kept
-    return will_keep(run)
+            trained = trained_parent(folder)
+            return sorted(step for one in (trained, *trained.earlier) for step in one.kept or ())
+    own = will_keep(run)
+    return own and sorted([*own, *(step for one in before(folder, run.run.parent) for step in one.kept)])
 
 
 def checkpoint_of(parent: ParentRun, step: int | None) -> tuple[ParentRun, int]:

@@ -12,10 +12,11 @@ from megaboa.observe.queue import read_queue
 from megaboa.observe.status import Standing, missing
 from megaboa.observe.steps import table_of
 from megaboa.paths import RunFolder
-from megaboa.records import ExportRecord, TrainRecord, read
+from megaboa.records import ExportRecord, ExportSpec, TrainRecord, read, read_if_there
 from megaboa.report.checks import is_evaluated
 from megaboa.report.runs import RunResult, is_left_out, load_run, read_plan, result_of, with_names
 from megaboa.run.identity import is_outdated
+from megaboa.run.versions import versions
 from megaboa.store_paths import RunStore
 
 
@@ -75,6 +76,11 @@ def _result(folder: RunFolder, plan: dict[str, str], found: measure.Measured) ->
 
 
 def _is_exported(folder: RunFolder) -> bool:
-    """Whether the export is that of the present training."""
-    manifest = folder.export
-    return manifest.exists() and folder.store in Path(read(ExportRecord, manifest).checkpoint).parents
+    """Whether the export is that of the present training, or of an earlier version, where that may be asked for."""
+    export = read_if_there(ExportRecord, folder.export)
+    if export is None:
+        return False
+    newest, *earlier = [one.store.path for one in versions(folder, RunStore(folder.store))]
+    asked = read_if_there(ExportSpec, folder.experiment_folder.specs.of("exports", folder.name))
+    of_any = asked is not None and asked.checkpoint != "final"
+    return not {newest, *(earlier if of_any else ())}.isdisjoint(Path(export.checkpoint).parents)

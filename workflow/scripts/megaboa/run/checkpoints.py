@@ -1,4 +1,4 @@
-"""Which checkpoints of a run can be trusted, which are kept, and which one is exported.
+"""Which checkpoints of a run can be trusted, and which are kept.
 
 Bridge writes its own tracker files before the last parts of a checkpoint are there, and not atomically. So rank 0
 writes a marker with the files' sizes into a checkpoint's folder after the whole save (`mark_complete`), and only
@@ -253,35 +253,6 @@ def add_all_digests(checkpoints: Path, read: Reader = read_here) -> None:
     """Record all missing checksums, also of checkpoints that came too fast for `keeper`: any may be exported."""
     while iteration := _newest_unread(checkpoints):
         add_digests(checkpoints, iteration, read)
-
-
-def chosen(run: str, store: RunStore, wanted: str | int) -> int:
-    """The iteration that `export.checkpoint` selects: `final`, `best` (lowest validation loss) or an iteration."""
-    kept = complete_iterations(store.checkpoints)
-    if not kept:
-        raise InputError(
-            f"run {run} has no checkpoint to export: set checkpoint.save_interval above 0, or train it again"
-        )
-    if wanted == "final":
-        return kept[-1]
-    if wanted == "best":
-        return _best(run, store, kept)
-    if wanted not in kept:
-        there = ", ".join(map(str, kept))
-        raise InputError(
-            f"run {run}: export.checkpoint is {wanted}, and the kept checkpoints are {there}: name one of them"
-        )
-    return int(wanted)
-
-
-def _best(run: str, store: RunStore, kept: list[int]) -> int:
-    losses = {iteration: event.losses[LM_LOSS] for iteration, event in evaluations(store).items() if iteration in kept}
-    if not losses:
-        raise InputError(
-            f"run {run}: export.checkpoint is best, and none of the kept checkpoints ({', '.join(map(str, kept))}) was "
-            "evaluated: let training.eval_interval be a multiple of checkpoint.save_interval, or name an iteration"
-        )
-    return min(losses, key=lambda iteration: (losses[iteration], -iteration))
 
 
 def evaluations(store: RunStore) -> dict[int, Evaluated]:

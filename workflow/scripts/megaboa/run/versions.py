@@ -1,5 +1,5 @@
-"""The versions of a run: with `continue_from: itself` each continues from a checkpoint of an earlier one. Standard
-library only."""
+"""The versions of a run, and which of their checkpoints is exported: with `continue_from: itself` each continues from
+a checkpoint of an earlier one. Standard library only."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from megaboa.blends import documents_of_set, split_blends
+from megaboa.errors import InputError
 from megaboa.paths import EarlierRun, RunFolder
-from megaboa.records import Identity, Parent, TrainRecord, parse, read, read_if_there
+from megaboa.records import LM_LOSS, Identity, Parent, RunSpec, TrainRecord, parse, read, read_if_there
 from megaboa.run import checkpoints
 from megaboa.run.identity import stored
 from megaboa.store_paths import RunStore
@@ -31,6 +33,21 @@ class Version:
     def identity(self) -> Identity:
         return read(Identity, self.store.identity)
 
+    @property
+    def validation(self) -> tuple[str | None, list[str | None]]:
+        """The documents on which it is evaluated, and their corpora's digests."""
+        identity = self.identity
+        run = parse(RunSpec, identity.run, self.store.identity)
+        blend = split_blends(run.data).get("valid")
+        documents = blend and documents_of_set(run.data, blend, run.held_out)
+        return documents, [identity.corpora.get(name) for name in blend or ()]
+
+    @property
+    def losses(self) -> dict[int, float]:
+        """The validation losses of its kept checkpoints."""
+        found, kept = checkpoints.evaluations(self.store), self.kept
+        return {step: event.losses[LM_LOSS] for step, event in found.items() if step in kept}
+
 
 def versions(folder: RunFolder, store: RunStore) -> list[Version]:
     """The version in this store and those before, the newest first."""
@@ -49,6 +66,53 @@ def before(folder: RunFolder, parent: Parent | None) -> Iterator[Version]:
         yield Version(store, parent.iteration)
         further = read(Identity, store.identity).run.get("parent")
         parent = parse(Parent, further, store.identity) if further else None
+
+
+def folder_of(folder: RunFolder, store: RunStore) -> RunFolder:
+    """The run as it was in the version with this store; as it is now if that isn't one of its earlier versions."""
+    identity, one = read(Identity, store.identity).digest, folder
+    while one.file("run").exists() and one.is_in_place and (before := one.parent_folder):
+        if before.train_manifest.exists() and one.run.parent.identity == identity:
+            return before
+        one = before
+    return folder
+
+
+def chosen(folder: RunFolder, store: RunStore, wanted: str | int) -> tuple[RunStore, int]:
+    """The checkpoint that `export.checkpoint` selects: `final`, `best` (lowest validation loss) or an iteration. The
+    last two also among those of the earlier versions."""
+    every = versions(folder, store)
+    if not every[0].kept:
+        raise InputError(
+            f"run {folder.name} has no checkpoint to export: set checkpoint.save_interval above 0, or train it again"
+        )
+    if wanted == "final":
+        return store, every[0].kept[-1]
+    kept = {step: one.store for one in every for step in one.kept}
+    there = ", ".join(map(str, sorted(kept)))
+    if wanted == "best":
+        best = _best(every)
+        if best is None:
+            raise InputError(
+                f"run {folder.name}: export.checkpoint is best, and none of the kept checkpoints ({there}) was "
+                "evaluated: let training.eval_interval be a multiple of checkpoint.save_interval, or name an iteration"
+            )
+        return kept[best], best
+    if wanted not in kept:
+        raise InputError(
+            f"run {folder.name}: export.checkpoint is {wanted}, and the kept checkpoints are {there}: name one of them"
+        )
+    return kept[int(wanted)], int(wanted)
+
+
+def _best(every: list[Version]) -> int | None:
+    """The step with the lowest validation loss, of the versions that are evaluated on the same data as the newest."""
+    newest, *earlier = every
+    losses = newest.losses
+    for one in earlier:
+        if one.validation == newest.validation:
+            losses |= one.losses
+    return min(losses, key=lambda step: (losses[step], -step)) if losses else None
 
 
 def _store_of(folder: RunFolder, parent: Parent) -> RunStore | None:

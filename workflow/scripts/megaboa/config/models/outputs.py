@@ -123,7 +123,9 @@ class Along(Section):
 class Export(Section):
     runs: Runs = key([], "names or glob patterns of the runs to export to Hugging Face format, or `all`")
     checkpoint: Literal["final", "best"] | PositiveInt = key(
-        "final", "the last checkpoint, the one with the lowest validation loss, or an iteration that was kept"
+        "final",
+        "the last checkpoint, the one with the lowest validation loss, or an iteration that was kept; these two also "
+        "of earlier versions of the run (`continue_from: itself`)",
     )
     checkpoints: Annotated[Literal["all"] | Along | None, BeforeValidator(_all_or_some)] = key(
         None,
