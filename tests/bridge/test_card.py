@@ -1,14 +1,16 @@
 """The model card says what the run was, and YAML can read its head."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import made
+import pytest
 import yaml
 
-from megaboa.bridge.card import card
-from megaboa.files import write_json
+from megaboa.bridge.card import card, origin
+from megaboa.files import link, write_json, write_text
 from megaboa.paths import RunFolder
-from megaboa.records import DataIndex, Evaluated, Examples, ExamplesRead, ShownExample, write
+from megaboa.records import DataIndex, Evaluated, Examples, ExamplesRead, Origin, ShownExample, write
 
 RUN = {
     "model": {"name": "m", "init": "pretrained", "hf": "owner/base", "revision": None},
@@ -142,11 +144,51 @@ def test_weights_of_an_inline_config_are_called_random(tmp_path):
     text = card_of(tmp_path, run={**RUN, "model": model}, source=made.source())
     assert "| started from | random weights, drawn from seed 3 |" in text and "base_model" not in text
     text = card_of(tmp_path, source=made.source())
-    assert "| started from | the weights in the local folder base |" in text
+    assert "| started from | the weights in the local folder base, digest 1 |" in text
 
 
 def test_the_same_run_gives_the_same_card(tmp_path):
     assert card_of(tmp_path) == card_of(tmp_path)
+
+
+@pytest.mark.parametrize(("license", "taken"), [(None, "other"), ("mit", "mit")])
+def test_a_local_base_gives_its_licence_and_its_own_base(tmp_path, license, taken):
+    head = {"license": "other", "license_name": "llama", "license_link": "LICENSE", "base_model": "meta/llama"}
+    write_text(tmp_path / "there" / "README.md", f"---\n{yaml.safe_dump({**head, 'tags': ['a']})}---\n\n# Llama\n")
+    source = made.source(path="moved", folder=str(tmp_path / "there"))
+    found = yaml.safe_load(card_of(tmp_path, source=source, license=license).split("---")[1])
+    own = {"license_name": "llama", "license_link": "LICENSE"} if license is None else {}
+    assert {key: found.get(key) for key in (*head, "tags")} == {
+        **dict.fromkeys(head),
+        **{"license": taken, "base_model": "meta/llama", "tags": ["megatron-bridge", "megaboa"], **own},
+    }
+    scratch = {**RUN, "model": {**RUN["model"], "init": "scratch"}}
+    assert "llama" not in card_of(tmp_path, run=scratch, source=source, license=license)
+    for text in ("# no head", "---\n: [\n---\n", "---\n- a\n---\n"):
+        write_text(tmp_path / "there" / "README.md", text)
+        assert "base_model" not in card_of(tmp_path, source=source, license=license)
+
+
+def test_a_base_that_is_an_export_is_named_by_its_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run, folder = RunFolder(tmp_path / "results" / "old" / "runs" / "small"), tmp_path / "store/exports/old/small/abc"
+    write_text(folder / "README.md", "# old: small\n")
+    link(folder, run.path / "export")
+    export = made.export(path="store/exports/old/small/abc", checkpoint="store/runs/old/small/1/checkpoints/iter_10")
+    write(run.export, replace(export, digest="e" * 64))
+    assert origin(run.path / "export") == Origin(
+        experiment="old", run="small", iteration=10, export="e" * 64, tokens=None
+    ), "its store is gone"
+    write_json(run.file("run"), RUN)
+    write_json(tmp_path / "store/runs/old/small/1/identity.json", {"run": RUN})
+    found = origin(Path("results/old/runs/small/export"))
+    assert found.tokens == "5,120"
+    text = card_of(tmp_path, source=made.source(origin=found))
+    assert "| started from | iteration 10 of old: small, export eeeeeeeeeeee |" in text
+    assert "| tokens seen before | 5,120 |" in text and "base_model" not in text
+    assert origin(folder) is None
+    write(run.export, replace(export, path="store/exports/old/small/other"))
+    assert origin(run.path / "export") is None, "the manifest is of another export"
 
 
 def test_a_path_of_this_machine_is_not_published(tmp_path):

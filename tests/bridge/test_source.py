@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,11 +17,11 @@ from tiny_models import DENSE, MOE, TIED_BF16, specification, train_tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import megaboa
-from megaboa.bridge.source import copy_settings, has_weights, obtain, saved_tensors, settings_digests
+from megaboa.bridge.source import base_of_adapters, copy_settings, has_weights, obtain, saved_tensors, settings_digests
 from megaboa.bridge.tensor_checks import kinds
 from megaboa.bridge.weights import Tensors
 from megaboa.errors import InputError
-from megaboa.files import folder_digests
+from megaboa.files import folder_digests, link
 from megaboa.records import write
 
 SCRIPTS = Path(megaboa.__file__).parents[1]
@@ -153,6 +154,26 @@ def test_a_local_folder_is_used_where_it_lies(made, tmp_path):
     assert manifest.path == manifest.tokenizer == made.path
     assert manifest.params == made.params
     assert not (tmp_path / "store").exists()
+
+
+def test_adapters_name_the_base_that_was_read(made, tmp_path, monkeypatch):
+    """A link to a run's export leads to another one after the next."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("one", "two"):
+        shutil.copytree(made.path, tmp_path / name)
+    link("one", "here")
+    found = obtain(specification(tmp_path, None, config=None, hf="here"))
+    link("two", "here")
+    assert (found.path, found.folder, made.folder) == ("here", "one", None)
+
+    def named(source, hf=None, parent=None):
+        return base_of_adapters(SimpleNamespace(model={"hf": hf}, parent=parent), source)
+
+    assert named(found, "here") == str(tmp_path / "one")
+    assert named(obtain(specification(tmp_path, None, config=None, hf="two")), "two") == str(tmp_path / "two")
+    assert named(made) == made.path and Path(made.path).is_absolute()
+    assert named(replace(found, revision="abc"), "owner/base") == "owner/base"
+    assert named(found, "here", parent="my/run@10") == "my/run@10"
 
 
 @pytest.fixture

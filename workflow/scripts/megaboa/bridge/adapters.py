@@ -28,6 +28,7 @@ from megaboa.bridge import finetuning
 from megaboa.bridge.convert import hf_tensors, load_checkpoint
 from megaboa.bridge.logits import PROBE_SEQUENCES, PROBE_TOKENS
 from megaboa.bridge.reference import logits_bound
+from megaboa.bridge.source import base_of_adapters
 from megaboa.bridge.tensor_checks import listed, same_bits
 from megaboa.bridge.verdict import check
 from megaboa.bridge.weights import Tensors
@@ -101,8 +102,7 @@ def save(
     bridge: AutoBridge, model: list[torch.nn.Module], folder: RunFolder, source: ModelSource, target: Path
 ) -> None:
     """Write the adapters of a model, before they are merged, in the format of `peft`."""
-    parent = folder.run.parent
-    base = str(parent) if parent else folder.run.model.get("hf") or source.path
+    base = base_of_adapters(folder.run, source)
     bridge.save_hf_adapter(model, target, finetuning.adapters(folder.run), base, show_progress=False)
 
 

@@ -2,30 +2,38 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from megaboa.blends import split_blends
 from megaboa.bridge.as_trained import as_trained
 from megaboa.layout import NAMES
-from megaboa.paths import ADAPTER, CHAT_TEMPLATE, RunFolder
+from megaboa.paths import ADAPTER, CARD, CHAT_TEMPLATE, RunFolder, run_of
 from megaboa.records import (
     LM_LOSS,
     Corpus,
     DataIndex,
     Evaluated,
     ExamplesRead,
+    ExportRecord,
     Identity,
     ModelSource,
+    Origin,
     Parent,
     RunSpec,
     TrainRecord,
+    Tree,
     read_if_there,
 )
+from megaboa.run.versions import folder_of
 from megaboa.store_paths import RunStore
 
+TAKEN = ("license", "license_name", "license_link", "base_model")  # from a local base's card
 TASKS = {
     "pretrain": "Pretrained",
     "sft": "Fine-tuned",
@@ -79,12 +87,42 @@ def _front_matter(folder: RunFolder, source: ModelSource, license: str | None) -
     """The YAML header. Values are written as JSON, a subset of YAML, so strings need no escaping rules of our own."""
     fields: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": "text-generation"}
     fields["tags"] = ["megatron-bridge", "megaboa"]
+    model, given = folder.run.model, {}
+    if model["init"] == "pretrained" and source.revision:
+        given = {"base_model": model["hf"]}
+    elif model["init"] == "pretrained":  # a local path means nothing to others, but its own card may
+        given = _head(Path(source.folder or source.path, CARD))
     if license:
-        fields["license"] = license
-    model = folder.run.model
-    if model["init"] == "pretrained" and source.revision:  # from the hub; a local path means nothing to others
-        fields["base_model"] = model["hf"]
-    return "---\n" + "".join(f"{name}: {json.dumps(value)}\n" for name, value in fields.items()) + "---\n"
+        given = {"base_model": given.get("base_model"), "license": license}
+    fields |= {name: given[name] for name in TAKEN if given.get(name)}
+    lines = (f"{name}: {json.dumps(value, default=str)}\n" for name, value in fields.items())
+    return f"---\n{''.join(lines)}---\n"
+
+
+def _head(card: Path) -> Tree:
+    """The front matter of a model card; empty if there is none that can be read."""
+    text = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else ""
+    found = None
+    with contextlib.suppress(yaml.YAMLError):
+        found = yaml.safe_load(text.split("\n---", 1)[0].removeprefix("---")) if text.startswith("---") else None
+    return found if isinstance(found, dict) else {}
+
+
+def origin(folder: Path) -> Origin | None:
+    """The run of which a local folder is an export, by the manifest next to the link to it."""
+    run = run_of(folder)
+    if not folder.is_symlink() or folder.name != run.export.stem:
+        return None
+    export = read_if_there(ExportRecord, run.export)
+    if export is None or Path(export.path).parts[-4:] != folder.resolve().parts[-4:]:
+        return None
+    tokens = None
+    with contextlib.suppress(FileNotFoundError):  # it is another clone's, or its run has been removed
+        run = folder_of(run, RunStore(Path(export.checkpoint).parents[1]))
+        tokens = _tokens_seen(run, export.iteration)
+    return Origin(
+        experiment=run.experiment, run=run.name, iteration=export.iteration, export=export.digest, tokens=tokens
+    )
 
 
 def _training(folder: RunFolder, source: ModelSource, iteration: int, evaluation: Evaluated | None) -> dict[str, Any]:
@@ -96,6 +134,7 @@ def _training(folder: RunFolder, source: ModelSource, iteration: int, evaluation
     rows = {
         "parameters": f"{source.params:,}",
         "started from": _start(run, source),
+        **_seen_before(run, source),
         "tokens seen": _tokens_seen(folder, iteration),
         "sequence length": training["seq_length"],
         "global batch": f"{training['global_batch_size']} sequences",
@@ -118,7 +157,15 @@ def _start(run: RunSpec, source: ModelSource) -> str:
         return "random weights" + (f", drawn from seed {run.model['seed']}" if "seed" in run.model else "")
     if source.revision:
         return f"{run.model['hf']} at {source.revision}"
-    return f"the weights in the local folder {Path(run.model['hf']).name}"
+    if origin := source.origin:
+        return f"iteration {origin.iteration} of {origin.experiment}: {origin.run}, export {origin.export[:12]}"
+    return f"the weights in the local folder {Path(run.model['hf']).name}, digest {source.digest[:12]}"
+
+
+def _seen_before(run: RunSpec, source: ModelSource) -> dict[str, str]:
+    """The tokens that the run of the base model has seen, if it is an export."""
+    tokens = source.origin.tokens if source.origin and not run.parent and run.model["init"] == "pretrained" else None
+    return {"tokens seen before": tokens} if tokens else {}
 
 
 def _tokens_seen(folder: RunFolder, iteration: int) -> str:

@@ -15,7 +15,7 @@ from megaboa import store
 from megaboa.bridge.card import card
 from megaboa.bridge.process import prepare, require_converter
 from megaboa.bridge.quiet import quietly
-from megaboa.bridge.source import has_weights, settings_digests
+from megaboa.bridge.source import base_of_adapters, has_weights, settings_digests
 from megaboa.bridge.verdict import conclude
 from megaboa.bridge.weights import Tensors
 from megaboa.conversion import WHOLE
@@ -149,6 +149,7 @@ def export_model(
         # Older exports without this key may have a tied head twice; none of them has a proof.
         **({} if has_weights(source) else {"tensors": "those that transformers saves"}),
         **({"template": folder.run.tuning["template"]} if folder.run.is_tuned else {}),
+        **({"base": base_of_adapters(folder.run, source)} if folder.run.has_adapters else {}),
         **({"ends": "as answers do"} if folder.run.is_of_chats else {}),
     }
     checkpoint = checkpoints.folder(run.checkpoints, iteration)

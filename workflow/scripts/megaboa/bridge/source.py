@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import itertools
+import os
 import shutil
 from collections.abc import Iterable
 from importlib.metadata import version
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from megaboa import store
 from megaboa.bridge import weights
+from megaboa.bridge.card import origin
 from megaboa.bridge.quiet import quietly
 from megaboa.bridge.random_weights import PIECE, drawn_in_pieces
 from megaboa.check import rope
@@ -23,7 +25,7 @@ from megaboa.data import hub, tokenizer
 from megaboa.errors import InputError, naming
 from megaboa.files import digest, file_digest, folder_digests, read_json, write_json
 from megaboa.model_kinds import BY_NAME, PREDICTION_KEYS
-from megaboa.records import ModelSource, ModelSpec, Tree
+from megaboa.records import ModelSource, ModelSpec, RunSpec, Tree
 from megaboa.store_paths import FACTS
 
 if TYPE_CHECKING:
@@ -68,6 +70,7 @@ def obtain(spec: ModelSpec) -> ModelSource:
         _require_fit(config, found.path, f"{key}.hf")
     if used:
         _check_vocabulary(used, vocab_size, f"{key}.tokenizer", spec.hf)
+    local = spec.hf is not None and found.commit is None
     return ModelSource(
         name=spec.name,
         path=str(found.path),
@@ -81,7 +84,26 @@ def obtain(spec: ModelSpec) -> ModelSource:
         device=spec.device,
         weights=spec.weights,
         chat_template=_digest_of_template(used.path) if used else None,
+        folder=_behind_links(found.path) if local else None,
+        origin=origin(found.path) if local and spec.weights else None,
     )
+
+
+def base_of_adapters(run: RunSpec, source: ModelSource) -> str:
+    """The base model, as exported adapters name it: an id of the hub, a folder, or the parent run. The folder is the
+    one that was read, because a link to a run's export leads to another one after the next."""
+    if run.parent:
+        return str(run.parent)
+    return run.model["hf"] if source.revision else str(Path(source.folder or source.path).resolve())
+
+
+def _behind_links(folder: Path) -> str | None:
+    """The folder to which a path leads, seen from here where it is below; None if there is no link on the way."""
+    real = folder.resolve()
+    if real == Path(os.path.normpath(folder.absolute())):
+        return None
+    here = Path.cwd()
+    return str(real.relative_to(here) if real.is_relative_to(here) else real)
 
 
 def refuse_lost_positions(name: str, folder: str | Path) -> None:

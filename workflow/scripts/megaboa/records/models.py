@@ -82,6 +82,17 @@ class GenerateSpec(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Origin(Record):
+    """The run of which a model is an export."""
+
+    experiment: str
+    run: str
+    iteration: int
+    export: str  # its digest
+    tokens: str | None  # seen up to this iteration, as in its card
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelSource(Record):
     """models/<model>/source.json: a Hugging Face folder."""
 
@@ -99,6 +110,8 @@ class ModelSource(Record):
     # Digest of its tokenizer's template files, which only fine-tuned runs read; one in tokenizer_config.json is in
     # `tokenizer_digest`.
     chat_template: str | None = field(default=None, metadata=IF_SET)
+    folder: str | None = field(default=None, metadata=IF_SET)  # to which `path` led, if it goes through links
+    origin: Origin | None = field(default=None, metadata=IF_SET)
 
 
 @dataclass(frozen=True, kw_only=True)

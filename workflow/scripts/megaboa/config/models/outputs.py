@@ -133,7 +133,9 @@ class Export(Section):
         "multiples of N steps; off",
     )
     file_gb: PositiveFloat = key(5.0, "size of a weights file; larger models have several")
-    license: str | None = key(None, "licence named in the model card, such as `apache-2.0`")
+    license: str | None = key(
+        None, "licence named in the model card, such as `apache-2.0`; default: that in the card of a local base model"
+    )
     push: dict[Name, str] = key({}, "where `snakemake push` sends an exported run: run to `owner/name`")
     private: bool = key(True, "whether a repository that `snakemake push` makes is private")
 
