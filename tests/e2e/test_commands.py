@@ -48,3 +48,11 @@ def test_stages_need_no_cores(workspace):
         if stage == "data":
             assert f"Provided cores: {len(os.sched_getaffinity(0))}" in done.stdout
     assert workspace.json("stages", "preflight.json")["runs"]["a"]["state"] == "PASS"
+
+
+def test_braces_in_a_call_are_text(workspace):
+    config = workspace.experiment("braces", {"a": "{}"}, more="export: {runs: all}\n")
+    command = 'evaluate={command: "python my_eval.py {model} --json {out}"}'
+    done = snakemake(workspace, "bundle", "-n", "--configfile", config, "--config", command, "store=st{ore}")
+    assert done.returncode == 0, done.stdout
+    assert planned_in(done.stdout)["report"] == planned_in(done.stdout)["evaluate_model"] == 1

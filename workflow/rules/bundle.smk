@@ -26,9 +26,12 @@ rule pack_bundle:
         "../../envs/pipeline.yaml"
     params:
         scripts=SCRIPTS,
-        store=PLAN.experiment.store,
-        config=[os.path.relpath(path) for path in CONFIG_FILES],
-        command_line=json.dumps(nested(command_line(GIVEN), LOADED.raw)),
+        # Functions, because Snakemake takes braces of other values for wildcards.
+        store=lambda wildcards: PLAN.experiment.store,
+        config=lambda wildcards: [os.path.relpath(path) for path in CONFIG_FILES],
+        command_line=lambda wildcards: json.dumps(
+            nested(command_line(GIVEN), LOADED.raw)
+        ),
         code=lambda wildcards: code_state(),  # a change of the code makes the bundle again
     shell:
         "python {params.scripts:q}/megaboa bundle --settings {input.settings} --store {params.store:q}"

@@ -22,7 +22,7 @@ rule evaluate_model:
         ),
     params:
         scripts=SCRIPTS,
-        store=PLAN.experiment.store,
+        store=lambda wildcards: PLAN.experiment.store,
     shell:
         "python {params.scripts:q}/megaboa evaluate --spec {input.spec} --export {input.export} --store {params.store:q}"
         " --out {output} 2>&1 | tee -i {log}"

@@ -34,7 +34,7 @@ rule import_model:
         scripts=SCRIPTS,
         convert=CONVERT,
         image=IMAGE,
-        store=PLAN.experiment.store,
+        store=lambda wildcards: PLAN.experiment.store,
         device=PLAN.experiment.device,
     shell:
         "{params.convert} --logs {log}.ranks {params.scripts:q}/megaboa import-model --source {input.source} --store {params.store:q}"

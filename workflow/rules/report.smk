@@ -33,6 +33,6 @@ rule report:
     conda:
         "../../envs/pipeline.yaml"
     params:
-        command=REPORT,
+        command=lambda wildcards: REPORT,  # braces in it are no wildcards
     shell:
         "{params.command} 2>&1 | tee -i {log}"
