@@ -424,6 +424,12 @@ CASES = {
         "run": {"optimizer": {"name": "${oc.env:HOME}"}, "overrides": {"ddp.bucket_size": 1000}},
         "refused": "optimizer: '${oc.env:HOME}' holds `${`",
     },
+    "a fused activation that is another": {
+        "run": {"overrides": {"model.bias_activation_fusion": True}},
+        "config": {"hidden_act": "gelu"},
+        "refused": "overrides.model.bias_activation_fusion: true: that kernel calculates GELU by its tanh "
+        "approximation, and ",
+    },
     "a function by a name": {
         "run": {"overrides": {"model.init_method": "torch.nn.init.zeros_"}},
         "refused": "overrides.model.init_method: 'torch.nn.init.zeros_': is a function in Bridge, which an override "

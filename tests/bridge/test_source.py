@@ -134,6 +134,7 @@ def test_a_model_that_starts_from_random_weights_is_saved_without_any(made, word
             {**DENSE, "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
             ["models.tiny: ", "hf/config.json: rope_parameters.rope_type: 'linear' is lost"],
         ),
+        ({**DENSE, "hidden_act": "gelu_new"}, ["hf/config.json: hidden_act: ", "write gelu_pytorch_tanh, the same"]),
         ({**DENSE, "hidden_size": "wide"}, ["models.tiny.config: transformers refuses it", "hidden_size"]),
     ],
 )

@@ -69,6 +69,8 @@ def test_a_fused_activation_costs_nothing_either():
     )
     first = next(fit.changes(apart))
     assert str(first) == "overrides.model.bias_activation_fusion: true" and first.price == "free"
+    gelu = dataclasses.replace(apart, model=dataclasses.replace(qwen, activation="gelu"))
+    assert "bias_activation_fusion" not in str(next(fit.changes(gelu))), "its kernel would be of another activation"
     saved = memory.peak(apart).activations - memory.peak(first.facts).activations
     assert saved == pytest.approx(36 * 8 * 1024 * 2 * 2 * 3 * 5120)  # layers, tokens, experts of each, all copies
 

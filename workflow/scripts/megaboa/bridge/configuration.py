@@ -31,9 +31,9 @@ from omegaconf import OmegaConf
 
 from megaboa import store
 from megaboa.bridge import datasets, finetuning, image_text, kernels, recipe_models, wheels
-from megaboa.bridge.convert import bridge_of, provider_of, with_yarn_defaults
+from megaboa.bridge.convert import bridge_of, provider_of, refuse_other_gelu, with_yarn_defaults
 from megaboa.bridge.overrides import hydra_overrides, hydra_value
-from megaboa.bridge.source import refuse_lost_positions
+from megaboa.bridge.source import refuse_lost_settings
 from megaboa.errors import InputError
 from megaboa.fields import BRIDGE_FIELDS, INTERPOLATED, interpolated, key_of
 from megaboa.paths import RunFolder
@@ -89,7 +89,7 @@ class Inputs:
 def build(run: RunSpec, inputs: Inputs) -> ConfigContainer:
     kernels.in_use.clear()  # preflight builds many runs in one process
     if inputs.source:  # it may have been fetched by an earlier version
-        refuse_lost_positions(inputs.source.name, inputs.source.path)
+        refuse_lost_settings(inputs.source.name, inputs.source.path)
     config = _from_recipe(run.model, inputs.source) if run.is_recipe else _from_hugging_face(inputs.source)
     if inputs.tokenizer:
         config.tokenizer.tokenizer_type = "HuggingFaceTokenizer"
@@ -123,6 +123,8 @@ def build(run: RunSpec, inputs: Inputs) -> ConfigContainer:
         # The model has its own vocabulary, of which the tokenizer may use only a part; Bridge would truncate it.
         config.tokenizer.use_tokenizer_vocab_size = False
     config = override(config, run.overrides and {**overlaps, **run.overrides})  # overrides may set `comm_overlap`
+    if inputs.source:
+        refuse_other_gelu(config.model, inputs.source)
     if (
         run.overrides.get(EVALUATED, ...) is None and config.train.train_iters
     ):  # null, not unset: as for our own default

@@ -21,7 +21,9 @@ from megatron.bridge.models.hf_pretrained.causal_lm import PreTrainedCausalLM
 from megatron.bridge.models.hf_pretrained.state import StateDict
 from megatron.core import parallel_state
 from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
+from megatron.core.fusions.fused_bias_geglu import quick_gelu
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
+from torch.nn.functional import gelu, silu
 from transformers import AutoConfig, PreTrainedConfig
 
 from megaboa import store
@@ -40,6 +42,8 @@ UNTRAINED = {"gradient_accumulation_fusion": False}
 UNDRAWN = {"perform_initialization": False}
 # Bridge's fields of YaRN's keys that a config may leave out.
 YARN = {"yarn_beta_fast": "beta_fast", "yarn_beta_slow": "beta_slow", ROUNDS: "truncate"}
+# Switches to kernels that calculate GELU by its tanh approximation: Megatron's, and Transformer Engine's.
+APPROXIMATE = ("bias_activation_fusion", "use_te_activation_func", "use_transformer_engine_op_fuser")
 # The launcher notices a rank that dies. One that reads a large model, or waits for another job's, is merely slow.
 PATIENCE = timedelta(days=1)
 
@@ -148,6 +152,7 @@ def provider_of(bridge: AutoBridge, load_weights: bool = True) -> Any:
     if hasattr(provider, "mrope_section") and rope.get("mrope_section"):
         provider.mrope_section = list(rope["mrope_section"])
     with_yarn_defaults(provider)
+    with_own_activation(provider)
     return provider
 
 
@@ -156,6 +161,23 @@ def with_yarn_defaults(model: Any) -> None:
     if getattr(model, "position_embedding_type", None) == "yarn":
         missing = {field: YARN_DEFAULTS[key] for field, key in YARN.items() if getattr(model, field) is None}
         vars(model).update(missing)
+
+
+def with_own_activation(model: Any) -> None:
+    """Leave an activation unfused where Megatron has no kernel for it, or one of another function. Some of Bridge's
+    converters fuse all."""
+    if model.activation_func not in ((silu, quick_gelu) if model.num_moe_experts else (silu,)):
+        model.bias_activation_fusion = False
+
+
+def refuse_other_gelu(model: Any, source: ModelSource) -> None:
+    """Refuse kernels that calculate another GELU than the model's config means."""
+    wrong = next((name for name in APPROXIMATE if getattr(model, name, False)), None)
+    if wrong and model.activation_func is gelu:
+        raise InputError(
+            f"overrides.model.{wrong}: true: that kernel calculates GELU by its tanh approximation, and "
+            f"{source.path}/config.json says gelu, which is exact: set it to false"
+        )
 
 
 def bridge_of(source: ModelSource) -> AutoBridge:

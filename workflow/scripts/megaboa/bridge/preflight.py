@@ -13,7 +13,7 @@ from typing import Any
 from megaboa import files, records
 from megaboa.blends import corpora
 from megaboa.bridge.process import playing_rank_0_of
-from megaboa.check import needs_image, rope
+from megaboa.check import hidden_act, needs_image, rope
 from megaboa.check.facts import Facts
 from megaboa.data import hub
 from megaboa.errors import InputError
@@ -76,7 +76,7 @@ def _check(
     config = configuration.build_as_launched(folder, inputs)
     if run.own_recipe:
         recipe_models.refuse_misspelt(config, run.own_recipe)
-    facts = _with_positions(facts_of(config, run, folder.launch, folder.profile), inputs.source)
+    facts = _with_config(facts_of(config, run, folder.launch, folder.profile), inputs.source)
     known.append(facts)
     findings = table.check(facts)
     if errors := [str(one) for one in findings if one.level == "error"]:
@@ -118,10 +118,13 @@ def _check(
     return dataclasses.replace(result, **played.get(key, {}))
 
 
-def _with_positions(facts: Facts, source: ModelSource | None) -> Facts:
+def _with_config(facts: Facts, source: ModelSource | None) -> Facts:
     """Add what Bridge's configuration doesn't keep of the model's config."""
-    longest = rope.longest_plain(files.read_json(Path(source.path) / "config.json")) if source else None
-    return dataclasses.replace(facts, model=dataclasses.replace(facts.model, longest_plain=longest))
+    if source is None:
+        return facts
+    config = files.read_json(Path(source.path) / "config.json")
+    found = {"longest_plain": rope.longest_plain(config), "activation": hidden_act.named(config)}
+    return dataclasses.replace(facts, model=dataclasses.replace(facts.model, **found))
 
 
 def _without_data(config: Any, folder: RunFolder) -> list[str]:

@@ -20,7 +20,7 @@ from megaboa.bridge import weights
 from megaboa.bridge.card import origin
 from megaboa.bridge.quiet import quietly
 from megaboa.bridge.random_weights import PIECE, drawn_in_pieces
-from megaboa.check import rope
+from megaboa.check import hidden_act, rope
 from megaboa.data import hub, tokenizer
 from megaboa.errors import InputError, naming
 from megaboa.files import digest, file_digest, folder_digests, read_json, write_json
@@ -64,7 +64,7 @@ def obtain(spec: ModelSpec) -> ModelSource:
     found = _find(spec, f"{key}.hf") if spec.config is None else _make(spec, named, key)
     used = named or tokenizer.find(str(found.path))
     config = read_config(found.path, key)
-    refuse_lost_positions(spec.name, found.path)
+    refuse_lost_settings(spec.name, found.path)
     vocab_size = config.get_text_config().vocab_size
     if spec.config is None and spec.weights:
         _require_fit(config, found.path, f"{key}.hf")
@@ -106,9 +106,10 @@ def _behind_links(folder: Path) -> str | None:
     return str(real.relative_to(here) if real.is_relative_to(here) else real)
 
 
-def refuse_lost_positions(name: str, folder: str | Path) -> None:
-    """Refuse a model with rotary positions that Bridge's converter would lose."""
-    if lost := rope.lost(read_json(Path(folder) / "config.json")):
+def refuse_lost_settings(name: str, folder: str | Path) -> None:
+    """Refuse a model with rotary positions or an activation that Bridge's converter would lose."""
+    config = read_json(Path(folder) / "config.json")
+    if lost := rope.lost(config) or hidden_act.lost(config):
         raise InputError(f"models.{name}: {folder}/config.json: {lost}")
 
 

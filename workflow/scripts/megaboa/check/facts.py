@@ -34,6 +34,7 @@ class Model:
     learned_positions: bool = False
     rotary: float | None = None  # the part of a head that rotary positions turn; None: none, or not known
     longest_plain: int | None = None  # the longest sequence whose rotary positions transformers doesn't stretch
+    activation: str | None = None  # that the config names; None: the family's own
     tied: bool | None = None
     gated: bool = True
     bias: bool = False
@@ -63,6 +64,11 @@ class Model:
     @property
     def is_sparse(self) -> bool:
         return bool(self.experts and self.experts > 1)
+
+    @property
+    def has_swiglu(self) -> bool:
+        """Whether Megatron has a fused kernel for exactly this activation."""
+        return self.activation in (None, "silu")
 
 
 @dataclass(frozen=True)

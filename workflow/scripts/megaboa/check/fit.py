@@ -116,7 +116,7 @@ def changes(f: Facts) -> Iterator[Change]:
         free["parallel.distributed_optimizer"] = True
     if f.layout.tp > 1 and not f.layout.sp:
         free["parallel.sp"] = True
-    if f.model.family in UNFUSED and not f.kernels.activates_at_once:
+    if f.model.family in UNFUSED and f.model.has_swiglu and not f.kernels.activates_at_once:
         free["overrides.model.bias_activation_fusion"] = True
     if free:
         yield _change(f, free, "free")

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError, create_model
 
 from megaboa import blends, files, model_kinds, recipe_files
-from megaboa.check import experts, pipeline, refusals, rope, table, tensors
+from megaboa.check import experts, hidden_act, pipeline, refusals, rope, table, tensors
 from megaboa.check.fact_sources import not_a
 from megaboa.check.facts import Facts
 from megaboa.check.facts import Model as ModelFacts
@@ -187,7 +187,7 @@ class RunPlanner:
         place = ("models", model, key)
         if config and (message := families.problem(config, model, "recipe" in definition)):
             self.problems.add(self.problems.place_of(place, choice), message)
-        elif config and (lost := rope.lost(config)):
+        elif config and (lost := rope.lost(config) or hidden_act.lost(config)):
             if key == "config":
                 self.problems.add(self.problems.place_of((*place, *lost.keys), choice), lost.message)
             else:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from megaboa import bridge_recipes, files, model_kinds
-from megaboa.check import rope
+from megaboa.check import hidden_act, rope
 from megaboa.check.fact_sources import KEYS, with_overrides
 from megaboa.check.facts import Cluster, Facts, Kernels, Model, Profiling, Training, from_json
 from megaboa.config.check import is_local
@@ -155,7 +155,7 @@ def _of_converter(model: Model, device: str) -> Kernels:
     """What Bridge's converters set. The CPU has no grouped products, and no kernels of Transformer Engine."""
     family, on_gpu = str(model.family), device == "cuda"
     kernels = Kernels(
-        fused_activation=family in families.FUSED_ACTIVATION,
+        fused_activation=family in families.FUSED_ACTIVATION and model.has_swiglu,
         fused_loss=family not in families.UNFUSED_LOSS,
         loss_kernel="te" if family in families.LOSS_OF_TE and on_gpu else "native",
         flex_backend="deepep",
@@ -196,6 +196,7 @@ def _model(hf_config: Tree | None, tokenizer_vocab: int | None, pretrained: bool
         max_length=c.get("max_position_embeddings"),
         rotary=1.0 if families.is_wholly_rotary(c) else None,
         longest_plain=rope.longest_plain(hf_config),
+        activation=hidden_act.named(hf_config),
         tied=tied,
         gated=family not in families.UNGATED,
         bias=families.has_bias(c),
