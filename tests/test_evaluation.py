@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from megaboa.config.models.outputs import Evaluate
 from megaboa.errors import InputError
-from megaboa.evaluation import evaluate, files_of, place
+from megaboa.evaluation import evaluate, files_of, place, script_of
 from megaboa.files import file_digest, write_text
 from megaboa.records import EvaluateSpec, Evaluation, read, write
 
@@ -214,3 +214,21 @@ def test_a_failure_is_one_sentence_and_keeps_nothing(call, tmp_path, command, me
 def test_a_command_without_its_placeholders_is_refused():
     with pytest.raises(ValidationError, match=r"lacks \{model\} and \{out\}"):
         Evaluate(command="lm_eval")
+
+
+@pytest.mark.parametrize(
+    ("command", "script"),
+    [
+        ("python my_eval.py {model} {out}", "my_eval.py"),
+        ("/usr/bin/python3.12 -u tools/my_eval.py {model} {out}", "tools/my_eval.py"),
+        ("./my_eval.sh {model} {out}", "./my_eval.sh"),
+        *((command, None) for command in ("", "python 'my_eval.py {model}", "cd x && python y.py", "lm_eval z.py")),
+        *(
+            (command, None)
+            for command in ("python -m my_eval x.py", "bash -c 'x.sh {model}.py'", "python {model}/a.py")
+        ),
+        *((command, None) for command in ("python /opt/a.py", "python ~/a.py", "python $HOME/a.py", "python -")),
+    ],
+)
+def test_the_script_that_a_command_starts(command, script):
+    assert script_of(command) == script

@@ -82,6 +82,7 @@ MISTAKES = [
     mistake("heat map without value", "report.figures[0]", "value is the column for a heat map's colours", add="report: {figures: [{name: a, kind: heat, x: lr, y: gbs}]}\n"),
     mistake("two figures of one name", "report.figures[1].name", "two figures are called 'a': rename one", add="report: {figures: [{name: a, kind: bar, x: run, y: mfu}, {name: a, kind: bar, x: run, y: steps}]}\n"),
     mistake("evaluation without placeholders", "evaluate.command", "lacks {model} and {out}", add="evaluate: {command: lm_eval}\n"),
+    mistake("evaluation by no script", "evaluate.command", "there is no file 'no/eval.py' in /", add="evaluate: {command: 'python -u no/eval.py {model} {out}'}\nexport: {runs: all}\n"),
     mistake("evaluation of nothing", "evaluate.command", "export.runs", add="evaluate: {command: 'x {model} {out}'}\n"),
     mistake("secret for the ranks", "launch.environment", "HF_TOKEN is named like a secret", "export it in the shell", add="launch: {environment: {HF_TOKEN: abc}}\n"),
     mistake("secret for Bridge", "overrides.logger.comet_api_key", "is a secret", "environment variable", add="overrides: {logger.comet_api_key: abc}\n"),

@@ -52,7 +52,7 @@ def test_stages_need_no_cores(workspace):
 
 def test_braces_in_a_call_are_text(workspace):
     config = workspace.experiment("braces", {"a": "{}"}, more="export: {runs: all}\n")
-    command = 'evaluate={command: "python my_eval.py {model} --json {out}"}'
+    command = 'evaluate={command: "wc -c < {model}/model.safetensors > {out}"}'
     done = snakemake(workspace, "bundle", "-n", "--configfile", config, "--config", command, "store=st{ore}")
     assert done.returncode == 0, done.stdout
     assert planned_in(done.stdout)["report"] == planned_in(done.stdout)["evaluate_model"] == 1

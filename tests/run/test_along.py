@@ -215,10 +215,24 @@ def test_one_that_fails_stops_no_other_and_is_tried_again(run, kind):
         run.export()
     what = {"export-model": "export", "prove-export": "proof"}.get(kind, kind)
     log = run.folder.experiment_folder.logs / "export" / f"a@10.{what}.log"
-    assert str(caught.value) == f"run a: 1 of 2 exports failed: step 10: {what}: it can't be ({log})"
+    name = "evaluation" if kind == "evaluate" else what
+    assert str(caught.value) == f"run a: the {name} of step 10 failed: it can't be ({log})"
     assert [call for call in run.calls() if call.endswith(" 20")] == [f"{kind} 20" for kind in ALL]
     (run.scripts / f"{kind}-fails-10").unlink()
     assert [one.iteration for one in run.export().exports] == [10, 20]
+
+
+def test_a_cause_is_told_once(run):
+    run.save(10, 20, 30)
+    for failing in ("evaluate-fails-10", "export-model-fails-20", "evaluate-fails-30"):
+        (run.scripts / failing).touch()
+    with pytest.raises(InputError) as caught:
+        run.export()
+    logs = run.folder.experiment_folder.logs / "export"
+    assert str(caught.value) == (
+        f"run a: the evaluation of steps 10, 30 failed: it can't be ({logs}/a@10.evaluate.log); "
+        f"the export of step 20 failed: it can't be ({logs}/a@20.export.log)"
+    )
 
 
 def test_following_ends_with_the_run(run, monkeypatch):

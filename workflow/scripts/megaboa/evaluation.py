@@ -30,6 +30,7 @@ MOST_BYTES = 100_000_000  # larger files are data: every call of Snakemake would
 # changes meanwhile was written by the command, such as a log, a cache or a table of results.
 EDITED_BY_PEOPLE = SCRIPTS - {".json"}
 WRITTEN = "written"  # below an evaluation's folder in the store: names of files that the command wrote, one a line
+_SHELL = re.compile(r"(?:.*/)?(?:python[\d.]*|bash|sh)")  # programs whose first word is a script
 _BETWEEN_WORDS = re.compile(r"[\s'\"=;|&()<>`]+")
 _PLACEHOLDERS = re.compile(r"\{(?:model|out)\}")
 # A log that the command writes would be another one after every evaluation.
@@ -50,6 +51,17 @@ def named_in(command: str | None) -> list[str]:
         split = [text]
     parts = (part for word in split for part in (word, word.partition("=")[2], *_BETWEEN_WORDS.split(word)))
     return list(dict.fromkeys(part for part in parts if part and not _PLACEHOLDERS.search(part)))
+
+
+def script_of(command: str) -> str | None:
+    """The script that a command starts (`python my_eval.py ...`), if it is named relative to the working folder."""
+    try:
+        program, *words = shlex.split(command)
+    except ValueError:
+        return None
+    script = next((word for word in words if not word.startswith("-")), "") if _SHELL.fullmatch(program) else program
+    is_plain = not _PLACEHOLDERS.search(script) and not set(script) & set("$*?~")
+    return script if is_plain and Path(script).suffix in (".py", ".sh") and not Path(script).is_absolute() else None
 
 
 def place(name: str) -> str:

@@ -13,7 +13,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from megaboa import bridge_recipes, files, index_file, recipe_files
+from megaboa import bridge_recipes, evaluation, files, index_file, recipe_files
 from megaboa.config import config_keys, keys
 from megaboa.config.keys import Path
 from megaboa.config.models.experiment import Experiment
@@ -274,11 +274,22 @@ def references(raw: Tree, places: Places, factors: Any, contents: bool) -> list[
         complain(("corpora", name, "tokenizer"), _tokenizer_problem(corpus.get("tokenizer"), list(named("tokenizers"))))
     if isinstance(raw.get("profile"), dict):
         complain(("profile", "tool"), _code_problem(raw["profile"].get("tool")))
+    if contents and isinstance(raw.get("evaluate"), dict):
+        complain(("evaluate", "command"), _script_problem(raw["evaluate"].get("command")))
     for path, message in _image_problems(raw.get("image")):
         complain(path, [message])
     for name, message in _same_files(named("corpora")):
         complain(("corpora", name), [message])
     return problems
+
+
+def _script_problem(command: Any) -> list[str]:
+    script = evaluation.script_of(command) if isinstance(command, str) else None
+    if script is None or FilePath(script).exists():
+        return []
+    meant = nearest(FilePath(script).name, [path.name for path in FilePath(script).parent.glob("*") if path.is_file()])
+    remedy = f"did you mean {FilePath(script).with_name(meant)}?" if meant else "check the path"
+    return [f"there is no file {script!r} in {FilePath.cwd()}: {remedy}"]
 
 
 def _unreadable(paths: Iterable[FilePath | str]) -> list[str]:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from megaboa.errors import InputError
 from megaboa.files import digest
@@ -42,7 +43,17 @@ from megaboa.store_paths import RunStore
 SCRIPTS = Path(__file__).parents[2]
 LOOK_SECONDS = 5.0
 
+NAMES = {"export": "the export", "proof": "the proof", "evaluate": "the evaluation"}
+
 Say = Callable[[str], None]
+
+
+class Failure(NamedTuple):
+    """A job that failed: what is said of it, and its log. `kind` is None if there was nothing to convert."""
+
+    kind: str | None
+    said: str
+    log: Path | None = None
 
 
 def export_along(folder: RunFolder, spec: AlongSpec, say: Say = print, follow: bool = False) -> Along:
@@ -50,23 +61,33 @@ def export_along(folder: RunFolder, spec: AlongSpec, say: Say = print, follow: b
 
     Raises InputError with all failures at the end, after all other exports were made.
     """
-    payload, failed, done = _store(folder), {}, {}
+    payload, done, failed = _store(folder), dict[int, ExportedStep](), dict[int, Failure]()
     while True:
         over = not follow or folder.train_manifest.exists() or completion.all_saved(payload)
         for iteration, store in wanted(folder, payload, spec.every).items():
             if iteration not in done and iteration not in failed:
                 one = _Step(AlongFolder(folder.path, iteration=iteration), store, spec, say)
-                if problem := one.make():
-                    failed[iteration] = problem
+                if failure := one.make():
+                    failed[iteration] = failure
                 else:
                     done[iteration] = one.record()
         if over:
             break
         time.sleep(LOOK_SECONDS)
     if failed:
-        listed = "; ".join(f"step {iteration}: {problem}" for iteration, problem in sorted(failed.items()))
-        raise InputError(f"run {folder.name}: {len(failed)} of {len(failed) + len(done)} exports failed: {listed}")
+        raise InputError(f"run {folder.name}: {'; '.join(_told(failed))}")
     return Along(run=folder.name, identity=read(Identity, payload.identity).digest, exports=tuple(done.values()))
+
+
+def _told(failed: dict[int, Failure]) -> Iterator[str]:
+    """The failures, each cause once with its steps and its first log."""
+    causes: dict[tuple[str | None, str], list[int]] = {}
+    for iteration, (kind, said, _) in sorted(failed.items()):
+        causes.setdefault((kind, said), []).append(iteration)
+    for (kind, said), steps in causes.items():
+        at = f"step{'s' if len(steps) > 1 else ''} {', '.join(map(str, steps))}"
+        log = failed[steps[0]].log
+        yield f"{at}: {said}" if kind is None else f"{NAMES[kind]} of {at} failed: {said} ({log})"
 
 
 def wanted(folder: RunFolder, payload: RunStore, every: int | None) -> dict[int, RunStore]:
@@ -93,17 +114,17 @@ class _Step:
     spec: AlongSpec
     say: Say
 
-    def make(self) -> str | None:
-        """Make what is missing; return the first failure in a few words, or None."""
+    def make(self) -> Failure | None:
+        """Make what is missing; return the first failure, or None."""
         return (None if self._is_exported else self._export()) or (None if self._is_evaluated else self._evaluate())
 
-    def _export(self) -> str | None:
+    def _export(self) -> Failure | None:
         """The export and its proof; as `make`."""
         folder, iteration = self.folder, self.folder.iteration
         where = checkpoints.folder(self.payload.checkpoints, iteration)
         size = checkpoints.sizes(self.payload.checkpoints).get(iteration)
         if size is None:
-            return "the run has removed the checkpoint: set checkpoint.keep_every"
+            return Failure(None, "the run has removed the checkpoint: set checkpoint.keep_every")
         identity = read(Identity, self.payload.identity)
         train = TrainRecord(
             run=folder.name,
@@ -126,12 +147,12 @@ class _Step:
         for earlier in (folder.proof, folder.asked_for):  # what is made now may be for other settings
             earlier.unlink(missing_ok=True)
         for kind, words in jobs.items():
-            if problem := self._run(kind, self._starter(kind), words):
-                return problem
+            if failure := self._run(kind, self._starter(kind), words):
+                return failure
         folder.asked_for.write_text(self._asked_for(), encoding="ascii")
         return None
 
-    def _evaluate(self) -> str | None:
+    def _evaluate(self) -> Failure | None:
         folder = self.folder
         words = ["evaluate", "--spec", str(folder.experiment_folder.specs.evaluate), "--export", str(folder.export)]
         words += ["--store", str(folder.launch.store), "--out", str(folder.evaluation)]
@@ -214,8 +235,8 @@ class _Step:
         folder = self.folder
         return folder.experiment_folder.logs / "export" / f"{folder.name}@{folder.iteration}.{kind}.log"
 
-    def _run(self, kind: str, starter: list[str], words: list[str]) -> str | None:
-        """Run one job; return None if it succeeds, else its last line of output and its log."""
+    def _run(self, kind: str, starter: list[str], words: list[str]) -> Failure | None:
+        """Run one job; return None if it succeeds."""
         log = self._log(kind)
         log.parent.mkdir(parents=True, exist_ok=True)
         self.say(f"{self.folder.name}, step {self.folder.iteration}: {kind}")
@@ -225,4 +246,4 @@ class _Step:
         if code == 0:
             return None
         said = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-        return f"{kind}: {said[-1].removeprefix('error: ') if said else f'ended with {code}'} ({log})"
+        return Failure(kind, said[-1].removeprefix("error: ") if said else f"ended with {code}", log)
