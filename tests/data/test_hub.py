@@ -3,15 +3,20 @@
 import base64
 import json
 import threading
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import httpx
+import made
 import pytest
 from hub_stand_in import ACCEPTED, GATED, serving
 from huggingface_hub import errors, hf_hub_download
 
 from megaboa.data import hub
 from megaboa.errors import InputError
+from megaboa.files import digest, folder_digests
+from megaboa.records import Proof
 
 
 @pytest.mark.parametrize(
@@ -123,6 +128,20 @@ def nobody(monkeypatch, tmp_path):
     for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "none"))
+
+
+def test_only_what_was_proved_is_pushed(tmp_path):
+    (tmp_path / "README.md").write_text("a card")
+    files = folder_digests(tmp_path)
+    export = made.export(path=str(tmp_path), files=files, digest=digest(files))
+    proof = Proof(state="PASS", checks=(), digest=export.digest)
+    place, again = Path("results/x/runs/a/export.json"), "snakemake push --configfile x.yaml"
+    hub.require_proven(export, proof, place, again)
+    with pytest.raises(InputError, match=f"^{place}: the proof is of another export: call `{again} --forcerun prove"):
+        hub.require_proven(export, replace(proof, digest="2"), place, again)
+    (tmp_path / "README.md").write_text("my card")
+    with pytest.raises(InputError, match=f"README.md changed.* `rm -r {tmp_path} {place}`, then `{again}`$"):
+        hub.require_proven(export, proof, place, again)
 
 
 def test_nothing_is_pushed_without_a_token(nobody, tmp_path):

@@ -24,6 +24,7 @@ from megaboa.records import (
     read,
     write,
 )
+from megaboa.run import submitted
 
 
 def get_model(words: list[str]) -> None:
@@ -129,7 +130,8 @@ def push_model(words: list[str]) -> None:
     from megaboa.data import hub
 
     export, proof = _there(ExportRecord, args.export), read(Proof, args.proof)
-    hub.require_proven(export, proof)
+    again = submitted.last(run_of(args.export).experiment_folder.path).with_words("push")
+    hub.require_proven(export, proof, args.export, again)
     print(f"pushing {export.path} to {args.repository}", flush=True)
     what = f"{export.run}, iteration {export.iteration}"
     commit = hub.upload(Path(export.path), args.repository, args.private, what, f"export.push.{export.run}")

@@ -60,10 +60,18 @@ def _snapshot(repo: str, revision: str | None, patterns: list[str]) -> str:
         return snapshot_download(repo, revision=revision, allow_patterns=patterns, local_files_only=True)
 
 
-def require_proven(export: ExportRecord, proof: Proof) -> None:
-    """Refuse to push unless the files are those that were proved."""
-    if proof.digest != export.digest or digest(folder_digests(export.path)) != export.digest:
-        raise InputError(f"{export.path} is not what was proved: call `snakemake export --forcerun prove_export`")
+def require_proven(export: ExportRecord, proof: Proof, manifest: Path, again: str) -> None:
+    """Refuse to push unless the files are those that were proved. `again`: the call that pushes."""
+    if proof.digest != export.digest:
+        raise InputError(f"{manifest}: the proof is of another export: call `{again} --forcerun prove_export`")
+    found = folder_digests(export.path)
+    changed = sorted(name for name in found.keys() | export.files.keys() if found.get(name) != export.files.get(name))
+    if changed or digest(found) != export.digest:
+        more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
+        raise InputError(
+            f"{export.path} is not what was proved: {', '.join(changed[:3])}{more} changed. Edit the files on the hub "
+            f"after the push, and have the export made again: `rm -r {export.path} {manifest}`, then `{again}`"
+        )
 
 
 def upload(folder: Path, repo: str, private: bool, message: str, key: str) -> str:
