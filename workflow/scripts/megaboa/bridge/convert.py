@@ -21,7 +21,6 @@ from megatron.bridge.models.hf_pretrained.causal_lm import PreTrainedCausalLM
 from megatron.bridge.models.hf_pretrained.state import StateDict
 from megatron.core import parallel_state
 from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
-from megatron.core.fusions.fused_bias_geglu import quick_gelu
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 from torch.nn.functional import gelu, silu
 from transformers import AutoConfig, PreTrainedConfig
@@ -165,8 +164,8 @@ def with_yarn_defaults(model: Any) -> None:
 
 def with_own_activation(model: Any) -> None:
     """Leave an activation unfused where Megatron has no kernel for it, or one of another function. Some of Bridge's
-    converters fuse all."""
-    if model.activation_func not in ((silu, quick_gelu) if model.num_moe_experts else (silu,)):
+    converters fuse all. GPT-OSS's quick GELU with an offset has a kernel, in experts."""
+    if model.activation_func is not silu and not model.glu_linear_offset:
         model.bias_activation_fusion = False
 
 
