@@ -16,7 +16,7 @@ from megaboa.bridge import process
 from megaboa.run.failures import classify
 from megaboa.scheduler.ranks import Ended
 
-process.make_fit("cpu")
+process.make_fit("cpu")  # hides packages: the marker below gives the file a process of its own
 from megatron.bridge.utils.instantiate_utils import instantiate  # noqa: E402
 from megatron.core.rerun_state_machine import RerunMode  # noqa: E402
 from megatron.training.config import instantiate_utils  # noqa: E402
@@ -24,6 +24,8 @@ from megatron.training.config import instantiate_utils  # noqa: E402
 from megaboa.bridge import untrusted  # noqa: E402
 from megaboa.bridge.checkpoint_tensors import Checkpoint  # noqa: E402
 from megaboa.bridge.untrusted import UnsafeCheckpointError  # noqa: E402
+
+pytestmark = pytest.mark.slow
 
 OBJECT = {"rng_state": [np.random.get_state(), np.float64(3), np.int32(2)], "mode": RerunMode.DISABLED, "at": Path("a")}
 OBJECT |= {"args": Namespace(lr=1e-3), "sizes": torch.Size([1, 2]), "set": {1, 2}, "dtype": torch.bfloat16}
