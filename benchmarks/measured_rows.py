@@ -27,12 +27,8 @@ HERE = Path(__file__).parent / "measured"
 PUBLISHED = Path(__file__).parents[1] / "config" / "published"
 EXPERIMENTS = Path(__file__).parents[1] / "config" / "experiments"
 FULL = Kernels(recompute="full", recompute_method="uniform", recompute_layers=1)
-FITTED = {
-    "host": "seconds",
-    "muon": "seconds",
-    "uneven experts": "gib",
-    "norms": "gib",
-}  # to half of a row: the other half is held back
+# What only half of a row was used for; the other half is held back.
+FITTED = {"host": "seconds", "muon": "seconds", "uneven experts": "gib", "norms": "gib"}
 NO_OVERLAP = {"grad_overlap": False, "gather_overlap": False}
 DEEPSPEED = {**NO_OVERLAP, "scattered_stages": True}
 

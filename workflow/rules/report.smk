@@ -33,6 +33,6 @@ rule report:
     conda:
         "../../envs/pipeline.yaml"
     params:
-        command=lambda wildcards: REPORT,  # braces in it are no wildcards
+        command=lambda wildcards: REPORT,  # a function: Snakemake takes braces of other values for wildcards
     shell:
         "{params.command} 2>&1 | tee -i {log}"

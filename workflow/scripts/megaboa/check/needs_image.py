@@ -12,6 +12,7 @@ import importlib.util
 import re
 from collections.abc import Collection, Mapping
 
+from megaboa import peaks
 from megaboa.check.facts import Facts
 from megaboa.check.rule import Broken, Finding, Rule, finding
 from megaboa.model_kinds import BY_NAME
@@ -47,7 +48,6 @@ SWITCHES = {
 }
 # Largest heads with a kernel of cuDNN (docs/benchmarks/h200.md): on Hopper, and on all GPUs of today.
 ON_HOPPER, ANYWHERE = 256, 128
-_HOPPER = re.compile(r"g?h\d+")
 
 BACKEND = "model.attention_backend"
 
@@ -123,8 +123,9 @@ def flash_attention_is_installed(f: Facts) -> Broken | None:
 def attention_takes_the_head(f: Facts) -> Broken | None:
     """Transformer Engine's fused attention takes heads of a multiple of 8, up to 128 channels, on Hopper 256; others
     are calculated unfused, with the scores of all pairs of tokens in memory, or fail."""
-    head, gpu = f.model.head_dim, f.cluster.gpu
-    largest = ON_HOPPER if gpu is None or _HOPPER.match(gpu) else ANYWHERE
+    head, gpu = f.model.head_dim, peaks.of(f.cluster.gpu)
+    is_hopper = f.cluster.gpu is None or (gpu is not None and gpu.generation == peaks.Generation.HOPPER)
+    largest = ON_HOPPER if is_hopper else ANYWHERE
     if f.model.latent or head is None or (head <= largest and head % 8 == 0):
         return None
     return _open("model.kv_channels", f"{head}: attention kernels for it")
@@ -207,12 +208,12 @@ def lacking_package(f: Facts, has: Packages, where: str) -> str | None:
             "has it as CUDA source alone): install it there, or name an image that has it (image.path), such as "
             "NVIDIA's for NeMo"
         )
-    if f.training.is_emerging and has.get("emerging_optimizers", UNKNOWN) is None:
+    if optimizer_is_installed(f) and has.get("emerging_optimizers", UNKNOWN) is None:
         return (
             f"optimizer.name: {f.training.optimizer} needs the package emerging_optimizers, which {where} lacks: "
             "install it there (`make setup` does), or take adam"
         )
-    if package is None and f.kernels.attention == "flash" and has.get("flash_attn", UNKNOWN) is None:
+    if flash_attention_is_installed(f) and has.get("flash_attn", UNKNOWN) is None:
         remedy = "install it" if attention_takes_the_head(f) else f"set overrides.{BACKEND}: auto for cuDNN's attention"
         why = "as Bridge sets it for Gemma, needs the package flash-attn"
         return f"{BACKEND}: flash, {why}, which {where} lacks: {remedy}"

@@ -26,8 +26,8 @@ BYTES_OF_PASS = 1.59  # time per byte of norms, activations and losses, relative
 SCORE_PASSES = 1.2  # additional factor of the same kind, for scores that aren't fused
 UPDATED = 50  # bytes per parameter that a rank updates: the gradients' norm, and reading and writing Adam's states
 # Of Muon (megatron-core, emerging_optimizers.py, and the package emerging-optimizers), as its code has them:
-ORTHOGONALIZED = 76  # bytes more than Adam's for each value of a matrix: momentum, norm, casts, copies, scales
-LAUNCHED = 36  # kernels for each matrix, with Python between them, so that many small matrices wait for the host
+MUON_BYTES = 76  # bytes more than Adam's for each value of a matrix: momentum, norm, casts, copies, scales
+MUON_KERNELS = 36  # for each matrix, with Python between them, so that many small matrices wait for the host
 CAST = 6  # bytes per bf16 weight that is cast once a step: read twice, and written by rows and by columns
 CAST_BY_ROW = 14e9  # weights per second: megatron-core casts those kept in FP8 as single rows (docs/benchmarks/h200.md)
 ROUTING = 60  # launches of an unmeasured layer of experts: routing, sorting and exchanging, forward and backward
@@ -272,9 +272,8 @@ class _Model:
         return _with_host(forward, host / 3), _with_host(backward, host * 2 / 3)
 
     def product(self, one: Product) -> float:
-        """Seconds of a product, or of those of all experts: together they are no faster than one of the same size.
-
-        Where they were measured, GPUs weren't at their fastest, and their laws alone promise more for large experts."""
+        """Seconds of a product. Experts' products together take at least as long as one product of their total size:
+        their laws, measured with small experts, promise more for large ones."""
         single = self.product_by(self.known.products, one)
         grouped = one.groups > 1 and self.known.grouped
         return max(single, self.product_by(grouped, one)) if grouped else single
@@ -418,9 +417,9 @@ class _Model:
             for one in work.orthogonalized(f, layer.sparse):
                 matrices[one] += number * round(one.groups)
         products = sum(number * sum(map(self.product, one.iteration)) for one, number in matrices.items())
-        passes = trained.matrices * ORTHOGONALIZED / self.known.memory.rate
+        passes = trained.matrices * MUON_BYTES / self.known.memory.rate
         gpu = Step(optimizer=work.ITERATIONS * products + passes)
-        return _with_host(gpu, matrices.total() * LAUNCHED * self.known.launch).seconds
+        return _with_host(gpu, matrices.total() * MUON_KERNELS * self.known.launch).seconds
 
 
 def _unsplit(f: Facts) -> Facts:

@@ -27,7 +27,7 @@ FILE = "tokenizer.json"
 UNKNOWN = 0.01  # share of unknown tokens above which a corpus is warned of
 # The files that determine how text becomes tokens, unlike a chat template.
 FILES = [
-    "tokenizer.json",
+    FILE,
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
@@ -101,7 +101,7 @@ def resolve(reference: dict[str, str], key: str) -> Reference:
 
 
 def is_in(folder: str | Path) -> bool:
-    return any(Path(folder, name).exists() for name in ("tokenizer.json", "tokenizer_config.json"))
+    return any(Path(folder, name).exists() for name in (FILE, "tokenizer_config.json"))
 
 
 def find(folder: str | Path) -> Reference | None:
