@@ -101,14 +101,28 @@ def reads_for_ever() -> None:
 
 
 def wait_until_still(pids: list[int]) -> None:
-    """Wait until all ranks are stuck: for 1.5 seconds none has used the processor, or waited for it."""
-    used, since, deadline = [0], time.monotonic(), time.monotonic() + CONNECT_SECONDS
+    """Wait until all ranks are stuck: for 1.5 seconds none has used the processor, or waited for it.
+
+    Gloo's own loops don't count: they poll for ever, and some kernels charge them for it.
+    """
+    used, since, deadline = {}, time.monotonic(), time.monotonic() + CONNECT_SECONDS
     while time.monotonic() - since < 1.5 and time.monotonic() < deadline:
-        stats = [Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split() for pid in pids]
-        now = [int(stat[11]) + int(stat[12]) for stat in stats]
-        if now != used or any(stat[0] in "RD" for stat in stats):
+        threads = [task for pid in pids for task in Path(f"/proc/{pid}/task").iterdir()]
+        stats = {task: thread_stat(task) for task in threads}
+        now = {task: stat[11:13] for task, (name, stat) in stats.items() if name != "gloo_tcp_loop"}
+        if now != used or any(stats[task][1][0] in "RD" for task in now):
             used, since = now, time.monotonic()
         time.sleep(0.05)
+
+
+def thread_stat(task: Path) -> tuple[str, list[str]]:
+    """A thread's name, and what follows it in /proc. One that has ended since it was listed has moved."""
+    try:
+        text = (task / "stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return "ended", ["R"]
+    name, rest = text.split("(", 1)[1].rsplit(")", 1)
+    return name, rest.split()
 
 
 def is_written(dump: Path) -> bool:
