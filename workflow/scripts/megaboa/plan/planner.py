@@ -2,36 +2,26 @@
 
 from __future__ import annotations
 
-import fnmatch
 import itertools
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 from megaboa import blends, files
-from megaboa.check import costs, outcome
-from megaboa.config import Experiment, LoadedExperiment, keys
-from megaboa.config.models.outputs import Along
+from megaboa.check import costs
+from megaboa.config import LoadedExperiment, keys
 from megaboa.config.models.resources import Budget
-from megaboa.config.problems import choose
-from megaboa.config.published import PublishedError, load_published
 from megaboa.config.yaml_file import dotted
 from megaboa.data import tokenizer
-from megaboa.data.hub import is_id
-from megaboa.formats import listed, some_of
-from megaboa.layout import AXES, Layout
-from megaboa.paths import ExperimentFolder, RunFolder
-from megaboa.plan import device, tasks
-from megaboa.plan.choices import Choice, Place, Problems, TreePath, bad_names, choices_of, of_sweep, seeds, twins
+from megaboa.plan import device, run_warnings
+from megaboa.plan.choices import Choice, Problems, TreePath, bad_names, choices_of, of_sweep
 from megaboa.plan.one_run import RunPlanner
-from megaboa.plan.parent_runs import SHOWN, kept_by, will_keep
+from megaboa.plan.outputs import OutputPlanner
 from megaboa.plan.parents import Parents, saved_for_other_layouts, split
 from megaboa.plan.plan import Invalid, Plan, Run
 from megaboa.plan.planned_figures import empty_figures, figure_problems, own_columns
-from megaboa.plan.run_facts import known_check
 from megaboa.plan.specifications import value_of
-from megaboa.records import AgreementSpec, ExportRecord, Preflight, Tree, read_if_there
+from megaboa.records import AgreementSpec
 from megaboa.store import closed, obstacle
 
 MAX_RUNS = 100_000
@@ -65,61 +55,29 @@ class _Planner:
         self.each = RunPlanner(loaded, results, self.problems)
 
     def plan(self) -> Plan:
-        choices = list(itertools.islice(choices_of(self.loaded), MAX_RUNS + 1))
-        excluded = self.excluded()
-        swept = tuple(dict.fromkeys(dotted(path) for choice in choices for path in choice.values))
-        if len(choices) > MAX_RUNS:
-            self.problems.add(("sweep",), f"gives more than {MAX_RUNS} runs: split it")
-            choices = []
-        for choice, message in bad_names(choices):
-            self.problems.add(choice.place, message)
+        choices, excluded = self.choices(), self.excluded()
         runs = self.with_parents([run for choice in choices if (run := self.each.plan(choice))], choices)
         sound = not self.problems.found
-        left_out = {*excluded, *(run.name for run in self.each.invalid)}
-        if excluded and not choices:
-            self.problems.add(("sweep", "exclude"), "leaves no run: remove a pattern")
-        if choices and not runs and not self.problems.found:
-            self.problems.add(("sweep", "skip_illegal"), f"no run is left: {self.each.invalid[0]}")
+        self.check_runs_are_left(choices, runs, excluded)
         # Exports and patterns refer to runs named by the user, not to those that agreements add.
+        left_out = {*excluded, *(run.name for run in self.each.invalid)}
         names = [choice.name for choice in choices if choice.name not in left_out and choice.reference is None]
-        asked = Asked(self.base, self.problems, left_out, self.results)
-        exports = asked.exports(names)
-        folder = ExperimentFolder(Path(self.results, self.base.experiment))
-        asked.check_exports(runs, exports, read_if_there(Preflight, folder.preflight) if exports else None)
-        evaluated = asked.evaluated(exports)
+        outputs = OutputPlanner(self.base, self.problems, left_out, self.results)
+        exports = outputs.exports(names)
+        outputs.check_exports(runs, exports)
+        evaluated, agreements = outputs.evaluated(exports), outputs.agreements(names)
         runs = with_costs(runs, exports, self.base.budget, self.results)
-        total = costs.total([run.costs for run in runs])
-        for key, message in costs.over_budget(total, self.base.budget.gpu_hours, self.base.budget.disk).items():
-            self.problems.add(tuple(key.split(".")), message)
-        if self.base.budget.gpu_hours is not None:  # preflight knows more of the runs that have no costs yet
-            untimed = [run.name for run in runs if run.costs and run.costs.step_seconds is None]
-            self.each.warnings |= {costs.UNCHECKED: untimed} if untimed else {}
-        agreements = asked.agreements(names)
-        for message, names in other_weights(runs, agreements).items():
-            self.each.warnings.setdefault(message, []).extend(names)
-        self.each.warnings |= unread_keys(runs)
-        apart = sets_told_apart(runs)
-        for name, shown in apart.items():
-            message = (
-                f"data.validation_sets.{name}: has other documents in other runs, so the report has "
-                f"{listed([*dict.fromkeys(shown.values())])}: to compare the runs, name a corpus that none of them "
-                "trains on"
-            )
-            self.each.warnings[message] = list(shown)
-        compared = {name for one in agreements for name in (one.reference, *one.runs, *one.twins)}
-        # The report needs this to distinguish a tie of two experts from a mistake.
-        runs = [replace(run, launch=replace(run.launch, routing=True)) if run.name in compared else run for run in runs]
-        read = {name for one in agreements if one.tensors for name in (one.reference, *one.runs)}
-        runs = [replace(run, launch=replace(run.launch, samples=True)) if run.name in read else run for run in runs]
-        self.check_ends(runs, choices, compared=read)
-        if sound and self.base.tune.trials_of is None:  # trials of settings may differ in what changes no loss
-            pairs = [(one.reference, run) for one in agreements if one.tensors for run in one.runs]
-            self.check_same(runs, repeated=set(map(frozenset, pairs)))
+        self.check_budget(runs)
+        runs = compared(runs, agreements)
+        self.check_compared(runs, choices, agreements, distinct=sound)
+        apart = run_warnings.sets_told_apart(runs)
+        self.warn(runs, agreements, apart)
+        swept = tuple(dict.fromkeys(dotted(path) for choice in choices for path in choice.values))
         axes = own_columns(self.loaded.factors, swept)
         for path, problem in figure_problems(self.base.report.figures, swept, axes, apart):
             self.problems.add(path, problem)
-        published = asked.published()
-        asked.check_baseline(self.results)
+        published = outputs.published()
+        outputs.check_baseline()
         if why := obstacle(self.base.store):
             self.problems.add(("store",), f"{why}: name a folder, or one that can be made")
         tokenizers = self.corpus_tokenizers(runs)
@@ -137,13 +95,56 @@ class _Planner:
         )
         return replace(plan, notes=(*self.loaded.notes, *of_store(self.base.store), *empty_figures(plan)))
 
+    def choices(self) -> list[Choice]:
+        """The sweep's choices; none if there are too many."""
+        found = list(itertools.islice(choices_of(self.loaded), MAX_RUNS + 1))
+        if len(found) > MAX_RUNS:
+            self.problems.add(("sweep",), f"gives more than {MAX_RUNS} runs: split it")
+            return []
+        for choice, message in bad_names(found):
+            self.problems.add(choice.place, message)
+        return found
+
+    def check_runs_are_left(self, choices: list[Choice], runs: list[Run], excluded: Collection[str]) -> None:
+        if excluded and not choices:
+            self.problems.add(("sweep", "exclude"), "leaves no run: remove a pattern")
+        if choices and not runs and not self.problems.found:
+            self.problems.add(("sweep", "skip_illegal"), f"no run is left: {self.each.invalid[0]}")
+
+    def check_budget(self, runs: list[Run]) -> None:
+        budget, total = self.base.budget, costs.total([run.costs for run in runs])
+        for key, message in costs.over_budget(total, budget.gpu_hours, budget.disk).items():
+            self.problems.add(tuple(key.split(".")), message)
+        if budget.gpu_hours is None:
+            return
+        untimed = [run.name for run in runs if run.costs and run.costs.step_seconds is None]
+        if untimed:  # preflight knows more of the runs that have no costs yet
+            self.each.warnings[costs.UNCHECKED] = untimed
+
+    def check_compared(
+        self, runs: list[Run], choices: list[Choice], agreements: list[AgreementSpec], distinct: bool
+    ) -> None:
+        """Refuse runs that would end early or train the same thing twice, unless agreements compare their tensors.
+        `distinct`: whether the latter can be judged."""
+        by_tensors = [one for one in agreements if one.tensors]
+        self.check_ends(runs, choices, {name for one in by_tensors for name in (one.reference, *one.runs)})
+        if distinct and self.base.tune.trials_of is None:  # trials of settings may differ in what changes no loss
+            self.check_same(runs, {frozenset((one.reference, run)) for one in by_tensors for run in one.runs})
+
+    def warn(self, runs: list[Run], agreements: list[AgreementSpec], apart: dict[str, dict[str, str]]) -> None:
+        """Warnings of the whole plan. `apart`: validation sets that have other documents in other runs."""
+        for message, names in run_warnings.other_weights(runs, agreements).items():
+            self.each.warnings.setdefault(message, []).extend(names)
+        self.each.warnings |= run_warnings.unread_keys(runs) | run_warnings.of_sets(apart)
+
     def excluded(self) -> tuple[str, ...]:
         """The runs that the sweep excludes; a pattern that matches none is a problem."""
         patterns = self.base.sweep.exclude if self.base.sweep else []
         if not patterns:
             return ()
         names = [choice.name for choice in itertools.islice(of_sweep(self.loaded), MAX_RUNS)]
-        return tuple(Asked(self.base, self.problems, (), self.results).matching(("sweep", "exclude"), patterns, names))
+        outputs = OutputPlanner(self.base, self.problems, (), self.results)
+        return tuple(outputs.matching(("sweep", "exclude"), patterns, names))
 
     def plan_of(self, names: Collection[str]) -> Plan | None:
         """A plan of these runs alone; None if it needs all runs."""
@@ -295,6 +296,23 @@ def differs(key: str, one: Run, other: Run) -> bool:
     return None in values or values[0] != values[1]
 
 
+def compared(runs: Collection[Run], agreements: Collection[AgreementSpec]) -> list[Run]:
+    """The runs; those that agreements compare record what the comparison reads: the routing, by which the report
+    distinguishes a tie of two experts from a mistake, and the samples."""
+    routing = {name for one in agreements for name in (one.reference, *one.runs, *one.twins)}
+    samples = {name for one in agreements if one.tensors for name in (one.reference, *one.runs)}
+
+    def of(run: Run) -> Run:
+        launch = run.launch
+        if run.name in routing:
+            launch = replace(launch, routing=True)
+        if run.name in samples:
+            launch = replace(launch, samples=True)
+        return run if launch is run.launch else replace(run, launch=launch)
+
+    return [of(run) for run in runs]
+
+
 def with_costs(runs: Collection[Run], exports: Collection[str], budget: Budget, results: Path) -> list[Run]:
     """The runs with their costs, as far as they are known before preflight."""
     # Summaries of all experiments are only read for a limit: there are many, and every call plans.
@@ -321,243 +339,3 @@ def of_store(store: str) -> list[str]:
     """A warning, not an error: where everything is made, nothing is written there."""
     path = closed(store)
     return [f"warning: store: you can't write in {path}: jobs that make something will fail"] if path else []
-
-
-def unkept(run: Run, wanted: Literal["all"] | Along | None) -> str | None:
-    """Why checkpoints won't be there for exports during the training; None if they will."""
-    last = run.run.training.get("train_iters")
-    kept = will_keep(run)
-    if not isinstance(wanted, Along) or not kept or last is None:
-        return None
-    own = (step for step in range(wanted.every, last + 1, wanted.every) if step > run.run.steps_before)
-    missing = [step for step in own if step not in kept]
-    if not missing and wanted.every <= last:
-        return None
-    steps = some_of([str(step) for step in missing or [wanted.every]], SHOWN)
-    return (
-        f"every {wanted.every} steps: the run {run.name!r} keeps no checkpoint of step {steps}, but of "
-        f"{some_of([str(step) for step in kept], SHOWN)}: change checkpoint.save_interval, and with keep_last also "
-        "keep_every"
-    )
-
-
-# Keys that only some decays read.
-READERS = {
-    "schedule.wsd_decay_iters": ("WSD",),
-    "optimizer.min_lr": ("linear", "cosine", "inverse-square-root", "WSD"),
-}
-
-
-def unread_keys(runs: Collection[Run]) -> dict[str, list[str]]:
-    """Warnings of keys that are set, and that no run's decay reads: each with its runs. What only a recipe knows may be
-    read."""
-    warnings: dict[str, list[str]] = {}
-    for key, readers in READERS.items():
-        section, _, name = key.partition(".")
-        setting = [run for run in runs if getattr(getattr(run.config, section), name)]
-        if {None, *readers} & {run.run.schedule.get("decay") for run in setting}:
-            continue
-        for run in setting:
-            value, decay = getattr(getattr(run.config, section), name), run.config.schedule.decay
-            message = f"{key}: {value} does nothing with schedule.decay: {decay}, but with {', '.join(readers)}"
-            warnings.setdefault(message, []).append(run.name)
-    return warnings
-
-
-def other_weights(runs: Collection[Run], agreements: Collection[AgreementSpec]) -> dict[str, list[str]]:
-    """Warnings of runs that must agree with a reference and begin with other random weights: each with its runs.
-
-    Megatron seeds the weights' generator by the ranks of these axes (`_set_random_seed`), on GPUs and on the CPU.
-    """
-    by_name, found = {run.name: run for run in runs}, {}
-    for one in agreements:
-        reference = by_name.get(one.reference)
-        if reference is None or one.within == "seed" or (of_reference := _draw(reference)) is None:
-            continue
-        for name in one.runs:
-            own = _draw(by_name[name]) if name in by_name else None
-            if own is None or own == of_reference:
-                continue
-            axis = next(axis for axis in own if own[axis] != of_reference[axis])
-            message = (
-                f"report.agreements: draws other initial weights than {one.reference}, as parallel.{axis} differs, so "
-                f"their losses differ from step 1 on: set models.{reference.model}.init to pretrained (with a config "
-                "too: every layout then imports the same random weights), let both continue_from one run, or set "
-                "within: seed"
-            )
-            found.setdefault(message, []).append(name)
-    return found
-
-
-def sets_told_apart(runs: Collection[Run]) -> dict[str, dict[str, str]]:
-    """By name the validation sets that have other documents in other runs: by run their names in the report."""
-    sets = {
-        run.name: {
-            name: (blends.documents_of_set(run.run.data, blend, run.run.held_out),)
-            for name, blend in blends.validation_sets(run.run.data).items()
-        }
-        for run in runs
-    }
-    found: dict[str, dict[str, str]] = {}
-    for run, names in blends.told_apart(sets).items():
-        for name, shown in names.items():
-            found.setdefault(name, {})[run] = shown
-    return found
-
-
-def _draw(run: Run) -> dict[str, int] | None:
-    """The sizes on which a run's random initial weights depend; None if it has others, or the sizes are unknown."""
-    sizes = Layout.of_run(run.run)
-    if sizes is None or run.run.parent or run.config.models[run.model].init != "scratch":
-        return None
-    if run.run.overrides.get("model.use_cpu_initialization"):  # whole matrices are drawn there, and then divided
-        return None
-    # vpp doesn't divide weights, but changes the order in which a rank draws them.
-    return {axis.name: sizes.size(axis.name) for axis in AXES if axis.weights or axis.name == "vpp"}
-
-
-def unkept_step(run: Run, wanted: int | str, folder: RunFolder) -> str | None:
-    """Why there won't be a checkpoint of the step that `export.checkpoint` names; None if there will, or if nobody
-    knows yet.
-
-    A trained run is asked for what it has: the keys that decide what is kept may have changed since.
-    """
-    kept = None if isinstance(wanted, str) else kept_by(run, folder)
-    made = read_if_there(ExportRecord, folder.export)  # it needs its checkpoint no more
-    if not kept or wanted in kept or (made and made.iteration == wanted):
-        return None
-    below = [step for step in kept if step < wanted][-1:]
-    above = [step for step in kept if step > wanted][:1]
-    nearest = " and ".join(map(str, [*below, *above]))
-    later = "" if folder.train_manifest.exists() else ", or change checkpoint.save_interval, keep_last or keep_every"
-    text = f"no checkpoint of step {wanted} is kept, the nearest is of {nearest}: name a step that is kept, or `final`"
-    return f"{text}{later}"
-
-
-class Asked:
-    """Checks requests other than training: exports, evaluation, agreements, figures, a published table."""
-
-    def __init__(self, experiment: Experiment, problems: Problems, left_out: Collection[str], results: Path):
-        """`left_out`: names of runs that are left out, which may still be requested."""
-        self.experiment = experiment
-        self.problems = problems
-        self.left_out = left_out
-        self.results = results
-
-    def exports(self, names: list[str]) -> list[str]:
-        return self.matching(("export", "runs"), self.experiment.export.runs, names)
-
-    def matching(self, path: Place, patterns: list[str], names: list[str]) -> list[str]:
-        """The runs that match names or glob patterns, in the order of runs; a pattern without a match is a problem."""
-        found = set()
-        for pattern in patterns:
-            matched = fnmatch.filter(names, pattern)
-            if not matched and not fnmatch.filter(self.left_out, pattern):
-                self.problems.add(path, choose(pattern, names, "run"))
-            found.update(matched)
-        return [name for name in names if name in found]
-
-    def check_exports(self, runs: list[Run], exports: list[str], found: Preflight | None) -> None:
-        """`found`: by preflight, whose warning that a run can't be exported counts once it is to be."""
-        for run in filter(lambda run: run.name in exports, runs):
-            if (known := known_check(run, found)) and known.export:
-                message = f"the run {run.name!r}: {outcome.unlike_its_config(known.export)}: {outcome.REMEDY}"
-                self.problems.add(("export", "runs"), message)
-            if run.config.checkpoint.save_interval == 0:
-                message = f"the run {run.name!r} saves no checkpoint to export: set checkpoint.save_interval above 0"
-                self.problems.add(("export", "runs"), message)
-            if run.config.parallel.fsdp == "megatron":
-                message = (
-                    f"the run {run.name!r} saves checkpoints of Megatron-FSDP, which Bridge can't convert: remove it"
-                )
-                self.problems.add(("export", "runs"), message)
-            if tasks.changes_random_weights(run.config, run.model):
-                message = (
-                    f"the run {run.name!r} trains adapters to random weights, which are in no checkpoint: remove it, "
-                    f"or set models.{run.model}.init to pretrained"
-                )
-                self.problems.add(("export", "runs"), message)
-            if run.run.has_adapters and run.config.models[run.model].conversion.ranks > 1:
-                message = (
-                    f"the run {run.name!r} trains adapters, which one process merges: remove it, or, once the model is "
-                    f"imported, models.{run.model}.conversion"
-                )
-                self.problems.add(("export", "runs"), message)
-            if not run.config.models[run.model].has_source:
-                message = (
-                    f"the run {run.name!r} trains a recipe (models.{run.model}), whose Hugging Face architecture is "
-                    f"unknown: remove the run here, or name the model too (models.{run.model}.hf or config)"
-                )
-                self.problems.add(("export", "runs"), message)
-            if message := unkept(run, self.experiment.export.checkpoints):
-                self.problems.add(("export", "checkpoints"), message)
-            own = run.folder(self.results, str(self.experiment.experiment))
-            if message := unkept_step(run, self.experiment.export.checkpoint, own):
-                self.problems.add(("export", "checkpoint"), message, run.name)
-        for run, repository in self.experiment.export.push.items():
-            if run not in exports:
-                self.problems.add(("export", "push", run), choose(run, exports, "exported run"))
-            if not is_id(repository):
-                self.problems.add(("export", "push", run), f"{repository!r} is not a hub repository: `owner/name`")
-
-    def evaluated(self, exports: list[str]) -> list[str]:
-        wanted = self.experiment.evaluate
-        if wanted.command is None:
-            return []
-        if not exports:
-            self.problems.add(
-                ("evaluate", "command"), "needs an exported model: name the runs to export under export.runs"
-            )
-            return []
-        return self.matching(("evaluate", "runs"), wanted.runs, exports)
-
-    def agreements(self, names: list[str]) -> list[AgreementSpec]:
-        result = []
-        for index, agreement in enumerate(self.experiment.report.agreements):
-            path = ("report", "agreements", index)
-            if agreement.reference not in names and agreement.reference not in self.left_out:
-                self.problems.add((*path, "reference"), choose(agreement.reference, names, "run"))
-            runs = self.matching((*path, "runs"), agreement.runs, names)
-            others = [name for name in runs if name != agreement.reference]
-            if self.left_out and (agreement.reference in self.left_out or not others):
-                continue
-            limits = agreement.model_dump(include={"tolerance", "grad_norm_tolerance", "within", "tensors"})
-            if agreement.within == "seed" and not agreement.seeds:
-                self.problems.add((*path, "within"), "is `seed`, and no other seed is run: set seeds to 2 or more")
-            result.append(
-                AgreementSpec(
-                    reference=agreement.reference,
-                    runs=tuple(others),
-                    twins=twins(agreement.reference, agreement.twins),
-                    seeds=seeds(agreement.reference, agreement.seeds),
-                    **limits,
-                )
-            )
-        return result
-
-    def published(self) -> Tree | None:
-        name = self.experiment.report.compare_to
-        try:
-            return load_published(name) if name else None
-        except PublishedError as error:
-            self.problems.add(("report", "compare_to"), str(error))
-            return None
-
-    def check_baseline(self, results: Path) -> None:
-        asked = self.experiment.report.baseline
-        own = (results / str(self.experiment.experiment)).resolve()
-        for one in ExperimentFolder(own).baselines_of(asked.paths if asked else ()):
-            path = one.path
-            if path.resolve().is_relative_to(own):
-                problem = (
-                    f"{path}: lies in this experiment's own results: name another experiment, or a bundle elsewhere"
-                )
-            elif (
-                (path.suffix == ".zip" and path.is_file())
-                or ExperimentFolder(path).plan.is_file()
-                or (not path.exists() and one.is_copied)
-            ):
-                continue
-            else:
-                problem = f"{path}: is neither a bundle (.zip) nor a results folder (it has no plan.tsv)"
-            self.problems.add(("report", "baseline", "path"), problem)
