@@ -3,6 +3,8 @@
 import contextlib
 import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 
 import made
@@ -47,12 +49,12 @@ def test_numbers_are_collected_by_their_keys(call, tmp_path):
 
 
 def test_numbers_that_are_not_finite_stay_on_record(call, tmp_path):
-    found = call('echo \'{"acc": 0.5, "loss": NaN, "ppl": [Infinity, -Infinity]}\' > {out} # {model}')
+    found = call('echo \'{"acc": 0.5, "loss": NaN, "ppl": [Infinity, -1' + "0" * 400 + "]}' > {out} # {model}")
     assert found.values == {"acc": 0.5}
     assert found.not_finite == {"loss": "nan", "ppl.0": "inf", "ppl.1": "-inf"}
     write(tmp_path / "evaluation.json", found)
     assert read(Evaluation, tmp_path / "evaluation.json") == found and math.isnan(found.numbers["loss"])
-    assert call("echo '[NaN]' > {out} # {model}").not_finite == {".0": "nan"}
+    assert call("echo '[NaN]' > {out} # {model}").not_finite == {"0": "nan"}
 
 
 def test_the_results_of_lm_evaluation_harness(call):
@@ -66,6 +68,16 @@ def test_the_command_reads_the_model_and_its_words_are_printed(call, capfd):
     found = call("echo hello; ls {model} | wc -l > {out}")
     assert found.values == {"value": 1}
     assert "hello\n" in capfd.readouterr().out
+
+
+def test_its_words_come_before_what_is_said_of_its_failure(tmp_path):
+    """In a log, which is a pipe: the last line says what failed."""
+    code = (
+        "from megaboa.evaluation import _call; from pathlib import Path\n"
+        "_call('echo hello; false # {model} {out}', Path('m'), Path('o'), 'dp1')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert done.returncode and done.stdout.index("hello\n") < done.stdout.index("Traceback")
 
 
 def test_what_was_evaluated_already_is_not_called_again(call, tmp_path):

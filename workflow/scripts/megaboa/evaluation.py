@@ -178,7 +178,7 @@ def _call(command: str, model: Path, out: Path, run: str) -> None:
     ) as process:
         for line in process.stdout:
             text = line.decode(errors="replace")
-            sys.stdout.write(text)
+            print(text, end="", flush=True)
             last = [*last, text.strip()][-SHOWN_LINES:]
     if process.returncode:
         said = f": {' | '.join(filter(None, last))}" if any(last) else ""
@@ -214,9 +214,13 @@ def numbers(folder: Path) -> dict[str, float]:
 
 
 def _flat(value: Any, name: str = "") -> dict[str, float]:
-    if isinstance(value, dict):
-        return {k: v for key, item in value.items() for k, v in _flat(item, f"{name}.{key}" if name else key).items()}
-    if isinstance(value, list):
-        return {k: v for key, item in enumerate(value) for k, v in _flat(item, f"{name}.{key}").items()}
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return {name or "value": value} if is_number else {}
+    if isinstance(value, dict | list):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        return {k: v for key, item in items for k, v in _flat(item, f"{name}.{key}" if name else str(key)).items()}
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return {}
+    try:
+        float(value)
+    except OverflowError:  # JSON's integers have no limit
+        value = math.inf if value > 0 else -math.inf
+    return {name or "value": value}

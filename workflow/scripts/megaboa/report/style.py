@@ -30,6 +30,7 @@ from megaboa.config.models.outputs import Figure
 from megaboa.files import write_bytes, write_text
 from megaboa.formats import UNITS, text
 from megaboa.metrics import SECONDS, SHARE, label, named
+from megaboa.report import fonts
 from megaboa.report.frames import Frames
 
 INK, MUTED, GRID = "#1d2129", "#5e6673", "#dfe3e8"
@@ -68,7 +69,7 @@ FIT = ".fit"  # suffix, after a figure's name, of the file with the constants of
 _STYLE = {
     "figure.constrained_layout.use": True,
     "font.family": "sans-serif",
-    "font.sans-serif": ["DejaVu Sans"],
+    "font.sans-serif": [fonts.OWN],
     "font.size": 10,
     "axes.labelsize": 10,
     "xtick.labelsize": 9.5,
@@ -146,13 +147,20 @@ class Shown:
 
 def save(figure: Drawing, folder: Path, name: str) -> str:
     """Save a figure as SVG, PDF and PNG; returns the SVG for embedding in the page."""
+    for kind, content in fonts.rendered(figure, _render).items():
+        write_bytes(folder / f"{name}.{kind}", content)
+    return for_page((folder / f"{name}.svg").read_text(encoding="utf-8"), name)
+
+
+def _render(figure: Drawing) -> dict[str, bytes]:
+    made = {}
     for kind in KINDS:
         buffer = io.BytesIO()
         # the PNG may be placed on any background, so it brings its own white one
         extra = {"dpi": 200, "facecolor": "white", "transparent": False} if kind == "png" else {}
         figure.savefig(buffer, format=kind, metadata=_NO_DATES[kind], **extra)
-        write_bytes(folder / f"{name}.{kind}", buffer.getvalue())
-    return for_page((folder / f"{name}.svg").read_text(encoding="utf-8"), name)
+        made[kind] = buffer.getvalue()
+    return made
 
 
 def save_data(table: pd.DataFrame, folder: Path, name: str) -> None:
@@ -180,7 +188,7 @@ def for_page(svg: str, name: str) -> str:
     svg = re.sub(r'(<svg [^>]*?) ?width="[^"]*"', r"\1", svg, count=1)
     svg = re.sub(r'(<svg [^>]*?) ?height="[^"]*"', r"\1", svg, count=1)
     svg = re.sub(r'(id="|url\(#|href="#)', rf"\1{name}-", svg)
-    svg = re.sub(r"'DejaVu Sans'(, sans-serif)?", "var(--sans)", svg)
+    svg = re.sub(rf"'{fonts.OWN}'(, (sans-serif|'[^']*'))*", "var(--sans)", svg)
     for colour, variable in ((INK, "--ink"), (MUTED, "--muted"), (GRID, "--line")):
         svg = svg.replace(colour, f"var({variable})")
     return svg
