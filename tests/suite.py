@@ -55,6 +55,7 @@ EXERCISED = {
     "tests/e2e/test_prediction_heads.py": "bridge export import",
     "tests/e2e/test_profile.py": "profile observe",
     "tests/e2e/test_prove.py": "prove plan bridge",
+    "tests/e2e/test_tokenizers.py": "report data",
     "tests/e2e/test_tune.py": "tune plan run",
     "tests/e2e/test_recipe_with_weights.py": "plan bridge",
     "tests/e2e/test_recipes.py": "plan bridge",

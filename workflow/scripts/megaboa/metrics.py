@@ -19,6 +19,7 @@ Use = Literal["figures", "file", "settings", "machines", "published"]
 EVALUATION = "evaluation."  # prefix; a key of the file that `evaluate` wrote follows
 VALIDATION_SET = "valid/"  # prefix; the name of a further validation set follows: its loss
 LOSSES = ("losses/", VALIDATION_SET)
+BITS = "bits_per_byte"  # of text: a validation loss that can be compared between tokenizers
 SECONDS, SHARE, GIB = "s", "share", "GiB"
 
 
@@ -81,6 +82,7 @@ METRICS: dict[Rows, tuple[Metric, ...]] = {
         Metric("loss.tail_mean", "loss, mean of the last tenth", "summary.loss.tail_mean", **LESS,
                uses=("figures", "settings")),
         Metric("validation", "validation loss", "summary.validation.last.losses.lm loss", **LESS, uses=MEANS),
+        Metric(BITS, "bits per byte", **LESS, uses=FILE),
         Metric("step_seconds", "step time (seconds)", "summary.step_seconds.median",
                SECONDS, spread=True, **LESS, **TIMED, uses=PUBLISHED),
         Metric("tokens_per_second", "tokens per second", "summary.tokens_per_second.median",
@@ -123,7 +125,8 @@ METRICS: dict[Rows, tuple[Metric, ...]] = {
         Metric("tokens_per_second", "tokens per second", **TIMED),
         Metric("warm"),
     ),
-    "validation": (Metric("run"), Metric("step"), Metric("set"), Metric("loss", **LESS)),
+    "validation": (Metric("run"), Metric("step"), Metric("set"), Metric("loss", **LESS),
+                   Metric(BITS, "bits per byte", **LESS)),
     "exports": (Metric("run"), Metric("step"), Metric("name"), Metric("value")),
     "time": (
         Metric("run"),

@@ -18,6 +18,7 @@ from matplotlib.figure import Figure as Drawing
 from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 
 from megaboa.config.models.outputs import Figure
+from megaboa.metrics import BITS
 from megaboa.observe.goodput import STARTUP
 from megaboa.records import AgreementSpec
 from megaboa.report.agreement import differences, limits_of
@@ -345,11 +346,15 @@ def startup_rows(runs: list[RunResult]) -> list[dict[str, Any]]:
 
 def standard_figures(frames: Frames) -> list[Figure]:
     """The specifications of the standard figures. A sweep's seeds are averaged; the loss by tokens is included only if
-    steps differ in their tokens."""
+    steps differ in their tokens. With different tokenizers validation losses are drawn per byte, if all runs have
+    them."""
     figures = [figure for figure in STANDARD if figure is not LOSS_BY_TOKENS or _steps_differ(frames)]
     if frames.varies(SEED):
         curves = {"loss", "validation", "loss_by_tokens"}
         figures = [one.model_copy(update={"over": SEED}) if one.name in curves else one for one in figures]
+    if frames.has_several_tokenizers and frames.runs[BITS].notna().all():
+        in_bits = {"y": BITS, "y_label": "validation loss (bits per byte)"}
+        figures = [one.model_copy(update=in_bits) if one.name == VALIDATION.name else one for one in figures]
     return [*figures, *_heat_map(frames), *([] if frames.exports.empty else [EXPORTS])]
 
 

@@ -13,6 +13,7 @@ from megaboa import blends, metrics
 from megaboa.config.models.outputs import Figure
 from megaboa.formats import text
 from megaboa.records import SweepAxis
+from megaboa.report.bits import has_several_tokenizers
 from megaboa.report.runs import RunResult
 
 SEED = "training.seed"
@@ -164,6 +165,10 @@ class Frames:
     def varies(self, name: str) -> bool:
         return name in self.runs.columns and self.runs[name].nunique() > 1
 
+    @property
+    def has_several_tokenizers(self) -> bool:
+        return has_several_tokenizers(run.text for run in self._runs)
+
     def table(self, name: str) -> pd.DataFrame:
         return {
             "runs": self.runs,
@@ -203,6 +208,7 @@ class Frames:
         for metric in metrics.used("figures"):
             row |= metric.columns(documents) if metric.source else {}
         row[TOKENS] = _tokens(run.summary or {})
+        row[metrics.BITS] = finite(run.bits_per_byte.get(blends.MAIN))
         return row | {name: finite(value) for name, value in run.scores.items()}
 
     def setting(self, run: RunResult, without: Collection[str | None] = (SEED,)) -> str:
@@ -237,7 +243,13 @@ class Frames:
     @functools.cached_property
     def validation(self) -> pd.DataFrame:
         rows = [
-            {"run": run.name, "step": step, "set": name, "loss": finite(loss)}
+            {
+                "run": run.name,
+                "step": step,
+                "set": name,
+                "loss": finite(loss),
+                "bits_per_byte": finite(run.bits(name, loss)),
+            }
             for run in self._runs
             for step, losses in run.validation
             for name, loss in losses.items()
@@ -280,9 +292,9 @@ def _tokens(summary: Mapping[str, Any]) -> int | None:
     return None if before is None or "tokens" not in summary else summary["tokens"] + before
 
 
-def finite(value: float) -> float | None:
+def finite(value: float | None) -> float | None:
     """A value that has a place on an axis and in a mean."""
-    return value if math.isfinite(value) else None
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _places(figure: Figure) -> list[str]:

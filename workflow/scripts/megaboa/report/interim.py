@@ -14,7 +14,7 @@ from megaboa.observe.steps import table_of
 from megaboa.paths import RunFolder
 from megaboa.records import ExportRecord, ExportSpec, TrainRecord, read, read_if_there
 from megaboa.report.checks import is_evaluated
-from megaboa.report.runs import RunResult, is_left_out, load_run, read_plan, result_of, with_names
+from megaboa.report.runs import RunResult, is_left_out, load_run, read_plan, result_of, with_names, with_texts
 from megaboa.run.identity import is_outdated
 from megaboa.run.versions import versions
 from megaboa.store_paths import RunStore
@@ -36,7 +36,7 @@ def load_interim(results: Path) -> tuple[list[RunResult], Interim]:
     runs = [_load(RunFolder(results / "runs" / row["run"]), row, absent) for row in read_plan(results)]
     made = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
     failed = [line for line in failed_stages.failed(results) if not line.startswith(" ")]
-    return with_names(runs), Interim(made, len(runs), list(absent.values()), failed)
+    return with_texts(results, with_names(runs)), Interim(made, len(runs), list(absent.values()), failed)
 
 
 def _load(folder: RunFolder, plan: dict[str, str], absent: dict[str, Standing]) -> RunResult:

@@ -19,7 +19,7 @@ from megaboa.report import style
 from megaboa.report.checks import by_subject, counts, faults, verdict
 from megaboa.report.contents import Contents
 from megaboa.report.expected import LIMIT, known_columns
-from megaboa.report.runs import RunResult, passed
+from megaboa.report.runs import RunResult, in_bits, passed
 from megaboa.report.style import Shown
 from megaboa.report.tables import MOST_SWEPT, brief_settings, cell
 
@@ -69,6 +69,7 @@ def render(contents: Contents, tables: Collection[str] = ()) -> str:
             proved=by_subject(proofs),
             foreseen=known_columns(contents.expected),
             validation=validated(runs),
+            bits=_rows(in_bits(good)),
             evaluated=evaluated(runs),
             along=along(runs),
             places=[run for run in runs if run.checkpoint or run.export],

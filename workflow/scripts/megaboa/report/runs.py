@@ -35,6 +35,7 @@ from megaboa.records import (
     read,
     read_if_there,
 )
+from megaboa.report.bits import NO_TEXT, Text, Texts, alike, has_several_tokenizers
 
 # Best first; states are counted and shown in this order.
 STATES = ("PASS", "FAIL", "INVALID", "NOT_RUN")
@@ -61,6 +62,7 @@ class RunResult:
     launched: Tree = field(default_factory=dict)  # launch.json
     sets: dict[str, tuple[str, ...]] = field(default_factory=dict)  # documents of further validation sets, by name
     names: dict[str, str] = field(default_factory=dict)  # of further validation sets in tables and figures, if others
+    text: Text = NO_TEXT  # of the validation sets
 
     @property
     def model(self) -> str:
@@ -90,6 +92,20 @@ class RunResult:
         """The last validation losses by set."""
         found = self.validation
         return found[-1][1] if found else {}
+
+    @property
+    def bits_per_byte(self) -> dict[str, float]:
+        """The last validation losses in bits per byte, of the sets whose text is known."""
+        found = {name: self.bits(name, loss) for name, loss in self.last_losses.items()}
+        return {name: bits for name, bits in found.items() if bits is not None}
+
+    def bits(self, name: str, loss: float) -> float | None:
+        """A loss in bits per byte. `name`: the set's in tables and figures."""
+        return self.text.bits(self.asked_names.get(name, name), loss)
+
+    @property
+    def asked_names(self) -> dict[str, str]:
+        return {shown: name for name, shown in self.names.items()}
 
     @property
     def scores(self) -> dict[str, float]:
@@ -138,7 +154,8 @@ def _by_set(losses: Tree, texts: dict[str, str], path: str, others: Mapping[str,
 
 def load_runs(results: Path) -> list[RunResult]:
     """Every run of plan.tsv, in its order."""
-    return with_names([load_run(ExperimentFolder(results).run(row["run"]), row) for row in read_plan(results)])
+    found = [load_run(ExperimentFolder(results).run(row["run"]), row) for row in read_plan(results)]
+    return with_texts(results, with_names(found))
 
 
 def with_names(runs: Sequence[RunResult]) -> list[RunResult]:
@@ -150,6 +167,12 @@ def with_names(runs: Sequence[RunResult]) -> list[RunResult]:
         return run.steps if run.steps is None else run.steps.rename(columns=columns)
 
     return [replace(run, names=names[run.name], steps=renamed(run)) if names[run.name] else run for run in runs]
+
+
+def with_texts(results: Path, runs: Sequence[RunResult]) -> list[RunResult]:
+    """The runs with the texts of their validation sets."""
+    texts = Texts(results)
+    return [replace(run, text=texts.of(run.name, run.asked)) if run.asked else run for run in runs]
 
 
 def read_plan(results: Path) -> list[dict[str, str]]:
@@ -223,6 +246,21 @@ def _sets(folder: RunFolder) -> dict[str, tuple[str, ...]]:
     earlier = _sets(before) if before and before.file("run").exists() else {}
     found = {name: documents_of_set(run.data, one, run.held_out) for name, one in validation_sets(run.data).items()}
     return {name: tuple(dict.fromkeys((one, *earlier.get(name, ())))) for name, one in found.items()}
+
+
+def in_bits(runs: Sequence[RunResult]) -> dict[str, dict[str, float]]:
+    """The last validation losses in bits per byte, by run, if runs have different tokenizers. Sets of the same
+    documents have one column, although their corpora have other names."""
+    if not has_several_tokenizers(run.text for run in runs):
+        return {}
+    same = alike(run.text for run in runs)
+
+    def column(run: RunResult, shown: str) -> str:
+        name = run.asked_names.get(shown, shown)
+        return name if name in same else shown
+
+    found = {run.name: {column(run, name): bits for name, bits in run.bits_per_byte.items()} for run in runs}
+    return {run: values for run, values in found.items() if values}
 
 
 def passed(runs: Sequence[RunResult]) -> list[RunResult]:

@@ -18,7 +18,7 @@ from megaboa.records import plain
 from megaboa.report.contents import Contents
 from megaboa.report.frames import SEED, Frames
 from megaboa.report.kinds import mean_band
-from megaboa.report.runs import RunResult, passed
+from megaboa.report.runs import RunResult, in_bits, passed
 
 RUN = ("run", "state", "model", "layout")
 ON_PAGE = ("dp", "batch", "steps", "attempts")  # further columns of the page's table of runs
@@ -57,6 +57,7 @@ def save_tables(contents: Contents, frames: Frames, folder: Path) -> set[str]:
         "runs": runs_table(runs, frames),
         "settings": settings,
         "validation": _measured({run.name: run.last_losses for run in runs if len(run.last_losses) > 1}),
+        "bits_per_byte": _measured(in_bits(passed(runs))),
         "evaluation": _measured({run.name: run.evaluation for run in runs if run.evaluation}),
         "along": pd.DataFrame(
             [
