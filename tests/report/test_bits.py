@@ -9,7 +9,7 @@ from fake_runs import FakeExperiment
 from test_page import page, rows
 
 from megaboa.files import write_json
-from megaboa.records import TextRead, write
+from megaboa.records import TextRead, Verification, write
 from megaboa.report.figures import standard_figures
 from megaboa.report.frames import Frames
 from megaboa.report.runs import load_runs
@@ -51,7 +51,9 @@ def experiment(tmp_path):
 
 def test_runs_of_two_tokenizers_are_compared_per_byte(experiment, tmp_path, svg_alone):
     runs = load_runs(experiment.results)
-    table = rows(page(runs, tmp_path / "report", agreements=[]))
+    html = page(runs, tmp_path / "report", agreements=[])
+    table = rows(html)
+    assert "don't hold all of the text" not in html
     at = table.index("run|main|far")  # one column for the same documents, whose corpora have two names
     assert table[at + 1 : at + 3] == ["small|1.0000|3.0000", "large|0.5000|1.5000"]
     frames = Frames(runs)
@@ -60,6 +62,14 @@ def test_runs_of_two_tokenizers_are_compared_per_byte(experiment, tmp_path, svg_
     assert frames.validation["set"].tolist() == sets
     assert frames.validation["bits_per_byte"].tolist() == [1.0, 3.0, 0.5, 1.5]
     assert [one.y for one in standard_figures(frames) if one.name == "validation"] == ["bits_per_byte"]
+
+
+def test_tokens_that_lose_text_are_named(experiment, tmp_path, svg_alone):
+    """Such as those of a tokenizer for lower case."""
+    verified = Verification(corpus="far-small", digest="1", compared=200, decoded_exactly=25)
+    write(experiment.results / "data" / "far-small" / "verification.json", verified)
+    html = page(load_runs(experiment.results), tmp_path / "report", agreements=[])
+    assert "documents that their tokens restore: small 12.5%." in " ".join(html.split())
 
 
 def test_sets_of_other_documents_have_columns_of_their_own(experiment, tmp_path, svg_alone):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from megaboa.blends import MAIN, Blend, corpora, split_blends, split_of_set, validation_sets
 from megaboa.paths import ExperimentFolder
-from megaboa.records import Corpus, Preflight, Tree, read_if_there
+from megaboa.records import Corpus, Preflight, Tree, Verification, read_if_there
 
 GPT = "gpt"
 # A loss with these counts other tokens than those of the text.
@@ -22,6 +22,7 @@ class SetText:
 
     bytes_per_token: float
     documents: tuple[object, ...]
+    restored: float = 1.0  # share of compared documents that their tokens restore
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,12 @@ class Text:
 
     sets: dict[str, SetText] = field(default_factory=dict)
     tokenizers: frozenset[str] = frozenset()  # digests
+
+    @property
+    def restored(self) -> float:
+        """The least share of a set's documents that its tokens restore. Below 1 the tokens hold less than the text, and
+        bits per byte are too few."""
+        return min((one.restored for one in self.sets.values()), default=1.0)
 
     def bits(self, name: str, loss: float) -> float | None:
         """A set's loss, in nats per token, as bits per byte."""
@@ -83,12 +90,16 @@ class Texts:
             return None
         mean = sum(weight * sizes[name] for name, weight in blend.items()) / sum(blend.values())
         documents = tuple((*_documents(found[name]), weight) for name, weight in blend.items())
-        return SetText(mean, (split_of_set(data, blend, held_out), *documents))
+        return SetText(mean, (split_of_set(data, blend, held_out), *documents), min(map(self._restored, blend)))
 
     def _corpus(self, name: str) -> Corpus | None:
         if name not in self.corpora:
             self.corpora[name] = read_if_there(Corpus, self.folder.corpus(name).manifest)
         return self.corpora[name]
+
+    def _restored(self, name: str) -> float:
+        found = read_if_there(Verification, self.folder.corpus(name).verification)
+        return found.decoded_exactly / found.compared if found and found.compared else 1.0
 
 
 def _size(corpus: Corpus) -> float | None:

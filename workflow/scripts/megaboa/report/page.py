@@ -70,6 +70,7 @@ def render(contents: Contents, tables: Collection[str] = ()) -> str:
             foreseen=known_columns(contents.expected),
             validation=validated(runs),
             bits=_rows(in_bits(good)),
+            lossy={run.name: run.text.restored for run in good if run.text.restored < 1},
             evaluated=evaluated(runs),
             along=along(runs),
             places=[run for run in runs if run.checkpoint or run.export],
