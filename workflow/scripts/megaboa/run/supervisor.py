@@ -107,18 +107,9 @@ def train(folder: RunFolder, life: int = 1) -> TrainRecord:
 
 
 def _train(folder: RunFolder, life: int) -> TrainRecord:
+    _refuse_other_work(folder)
     identity = identity_of(folder)
     payload = store_of(folder, identity)
-    if not folder.may_restart and (left := unfinished.left_by_other_content(folder)):
-        raise TrainingFailed(unfinished.with_other_content(folder, left))
-    if not folder.may_restart and (work := unfinished.other_work(folder)):
-        ways = unfinished.ways(f"--config restart={folder.name}, or megaboa pretrain --restart")
-        raise TrainingFailed(f"{unfinished.explain(folder, work)}\n{ways}")
-    if not folder.may_restart and (gone := unfinished.lost(folder)):
-        raise TrainingFailed(
-            f"run {folder.name} has been trained, and {gone} is gone: put it back, or call with "
-            f"--config restart={folder.name} to train it again from {folder.start}"
-        )
     say = announcer(folder)
     patiently(lambda: files.make_folder(payload.path), say)
     site = sites.here(folder.launch, folder.run.device, container=sites.container_of(folder.launch, folder.image))
@@ -142,28 +133,58 @@ def _train(folder: RunFolder, life: int) -> TrainRecord:
         held.callback(call.end_waiting_check)
         if site.job:  # of other runs, whose supervisors may be gone
             bad_nodes.revise_in_background(folder.path.parents[2])
-        if not completion.finished(folder, payload):
+        if completion.finished(folder, payload):
+            _close_what_was_left(call)
+        else:
             with _told(call):
                 _bring_to_its_end(call)
-        else:  # the job may have ended before the attempt's end was written, or during the checksums
-            with _told(call) if ledger.open_attempt(call.entries) else contextlib.nullcontext():
-                attempt_end.close_left_open(call)
-                verification.record_checksums(call, payload.attempt(payload.newest_attempt))
-            say(
-                f"has all its {progress.last_step(payload)} steps, so nothing is trained; a changed configuration "
-                f"trains it again, or the same one if you remove {payload.path} and call with "
-                f"--config restart={folder.name}"
-            )
-        if gone := removed(folder):
-            raise TrainingFailed(f"run {folder.name}: {gone}")
-        if identity_of(RunFolder(folder.path)) != identity:  # a later call has changed the run's files
-            raise TrainingFailed(
-                f"run {folder.name} was trained as it was submitted ({payload.path}), and has been changed since; "
-                f"call again for what it is now"
-            )
-        manifest = manifest_of(folder, payload, identity)
-        patiently(lambda: write(folder.train_manifest, manifest), say)
-        return manifest
+        return _recorded_as_trained(call, identity)
+
+
+def _refuse_other_work(folder: RunFolder) -> None:
+    """Raise TrainingFailed, unless a restart is wanted, where training would start over although work of the run is
+    there, or has been lost."""
+    if folder.may_restart:
+        return
+    if left := unfinished.left_by_other_content(folder):
+        raise TrainingFailed(unfinished.with_other_content(folder, left))
+    if work := unfinished.other_work(folder):
+        ways = unfinished.ways(f"--config restart={folder.name}, or megaboa pretrain --restart")
+        raise TrainingFailed(f"{unfinished.explain(folder, work)}\n{ways}")
+    if gone := unfinished.lost(folder):
+        raise TrainingFailed(
+            f"run {folder.name} has been trained, and {gone} is gone: put it back, or call with "
+            f"--config restart={folder.name} to train it again from {folder.start}"
+        )
+
+
+def _close_what_was_left(call: Call) -> None:
+    """Of a run that has all its steps: the job may have ended before the attempt's end was written, or during the
+    checksums."""
+    folder, payload = call.folder, call.payload
+    with _told(call) if ledger.open_attempt(call.entries) else contextlib.nullcontext():
+        attempt_end.close_left_open(call)
+        verification.record_checksums(call, payload.attempt(payload.newest_attempt))
+    call.say(
+        f"has all its {progress.last_step(payload)} steps, so nothing is trained; a changed configuration "
+        f"trains it again, or the same one if you remove {payload.path} and call with "
+        f"--config restart={folder.name}"
+    )
+
+
+def _recorded_as_trained(call: Call, identity: Identity) -> TrainRecord:
+    """Write the manifest of a run that has all its steps, unless its files have gone or changed meanwhile."""
+    folder, payload = call.folder, call.payload
+    if gone := removed(folder):
+        raise TrainingFailed(f"run {folder.name}: {gone}")
+    if identity_of(RunFolder(folder.path)) != identity:  # a later call has changed the run's files
+        raise TrainingFailed(
+            f"run {folder.name} was trained as it was submitted ({payload.path}), and has been changed since; "
+            f"call again for what it is now"
+        )
+    manifest = manifest_of(folder, payload, identity)
+    patiently(lambda: write(folder.train_manifest, manifest), call.say)
+    return manifest
 
 
 def _bring_to_its_end(call: Call) -> None:
