@@ -13,6 +13,7 @@ from megaboa.records import TextRead, Verification, write
 from megaboa.report.figures import standard_figures
 from megaboa.report.frames import Frames
 from megaboa.report.runs import load_runs
+from megaboa.report.tables import settings_table
 
 LOSS, FAR = 2.0 * math.log(2), 6.0 * math.log(2)  # nats per token
 SIZES = {"small": 2.0, "large": 4.0}  # bytes per token of each tokenizer's corpora
@@ -62,6 +63,8 @@ def test_runs_of_two_tokenizers_are_compared_per_byte(experiment, tmp_path, svg_
     assert frames.validation["set"].tolist() == sets
     assert frames.validation["bits_per_byte"].tolist() == [1.0, 3.0, 0.5, 1.5]
     assert [one.y for one in standard_figures(frames) if one.name == "validation"] == ["bits_per_byte"]
+    seeds = Frames(runs, {run.name: {"training.seed": place} for place, run in enumerate(runs)})
+    assert settings_table(runs, seeds)["bits_per_byte"].tolist() == [0.75]
 
 
 def test_tokens_that_lose_text_are_named(experiment, tmp_path, svg_alone):

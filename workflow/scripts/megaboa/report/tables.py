@@ -155,7 +155,8 @@ def settings_table(runs: Sequence[RunResult], frames: Frames) -> pd.DataFrame:
     table = table.assign(n=[len(passed(group)) for group in groups.values()])
     table = table.assign(missing=[len(group) for group in groups.values()] - table["n"])
     scores = dict.fromkeys(name for run in passed(runs) for name in run.scores)
-    for name in [*(metric.name for metric in metrics.used("settings")), *scores]:
+    bits = [metrics.BITS] if frames.has_several_tokenizers else []
+    for name in [*(metric.name for metric in metrics.used("settings")), *bits, *scores]:
         known = frames.runs.reindex(columns=["setting", name]).dropna()
         if len(known):
             band = mean_band(known, "setting", name).set_index("setting").reindex(list(groups))
