@@ -54,7 +54,7 @@ def test_runs_of_two_tokenizers_are_compared_per_byte(experiment, tmp_path, svg_
     runs = load_runs(experiment.results)
     html = page(runs, tmp_path / "report", agreements=[])
     table = rows(html)
-    assert "don't hold all of the text" not in html
+    assert "don't hold all of the text" not in html and 'compare their <a href="#bits-per-byte">' in html
     at = table.index("run|main|far")  # one column for the same documents, whose corpora have two names
     assert table[at + 1 : at + 3] == ["small|1.0000|3.0000", "large|0.5000|1.5000"]
     frames = Frames(runs)
