@@ -10,6 +10,8 @@ import socket
 from pathlib import Path
 from typing import Any
 
+import made
+
 from megaboa.files import digest, link, write_json, write_text
 from megaboa.observe.goodput import goodput
 from megaboa.observe.steps import read_attempts, read_events, step_rows, write_steps
@@ -139,6 +141,14 @@ class FakeExperiment:
         write_attempt(store, 1, [*events, {"event": "end", "step": steps, "time": time}])
         self.begin(run, store, [start_event(1, world_size=world_size), end_event(1, steps, time)])
         return self.finish(run, store, steps, world_size)
+
+    def export(self, run: str, **given: Any) -> Path:
+        """An export of the run's last checkpoint; returns its export.json."""
+        folder = self.results / "runs" / run
+        train = read(TrainRecord, folder / "train.json")
+        checkpoint = Path(train.store) / "checkpoints" / f"iter_{train.iteration:07d}"
+        write(folder / "export.json", made.export(**{"run": run, "checkpoint": str(checkpoint), **given}))
+        return folder / "export.json"
 
     def measure(self, run: str) -> None:
         """What `megaboa summarize` writes for a run."""

@@ -10,7 +10,7 @@ import pytest
 from fake_runs import FakeExperiment
 
 from megaboa.files import write_json, write_text
-from megaboa.records import Along, Check, ExportedStep, Proof, ReportCheck, ReportSpec, StageCheck, write
+from megaboa.records import Along, AlongSpec, Check, ExportedStep, Proof, ReportCheck, ReportSpec, StageCheck, write
 from megaboa.report.checks import (
     along_checks,
     by_subject,
@@ -132,7 +132,7 @@ def test_what_ends_a_call_with_an_error(experiment):
 def results(tmp_path):
     """A run that is trained, exported, proved, evaluated and profiled."""
     folder = tmp_path / "runs" / "a"
-    write_json(folder / "train.json", {})
+    write(folder / "train.json", made.trained(store="store/runs/a"))
     write(folder / "export.json", made.export())
     files = Check(name="files", state="PASS", detail="")
     write(folder / "proof.json", Proof(state="PASS", digest="1", checks=(files,)))
@@ -162,6 +162,9 @@ def lose(results, *names, log=None, text=f"Traceback\n{ERROR}\n"):
 def test_exports_along_a_training_are_proved_one_by_one_or_say_why_not(results):
     asked = ReportSpec(title=None, agreements=(), proofs=(), along=("a",))
     folder = results / "runs" / "a"
+    write(
+        results / "specs" / "along" / "a.json", AlongSpec(run="a", every=None, file_gb=5.0, license=None, command=None)
+    )
     assert [(one.name, one.state) for one in along_checks(results, asked)] == [("along of a: along", "NOT_RUN")]
     log = results / "logs" / "export" / "a.along.log"
     write_text(log, f"{ERROR}\n")

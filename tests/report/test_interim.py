@@ -11,7 +11,7 @@ from megaboa.files import read_json, write_json
 from megaboa.observe import status
 from megaboa.paths import RunFolder
 from megaboa.records import ExportSpec, write
-from megaboa.report import interim
+from megaboa.report import exported
 from megaboa.report.checks import proofs_so_far
 from megaboa.report.interim import load_interim
 from megaboa.run import claims
@@ -114,9 +114,7 @@ def test_proofs_that_are_not_there_have_not_run(experiment):
         "import of b: proof": "NOT_RUN",
         f"export of {TRAINED}: proof": "NOT_RUN",
     }
-    folder = experiment.results / "runs" / TRAINED
-    kept = RunFolder(folder).store / "checkpoints" / "iter_0000008"
-    write(folder / "export.json", made.export(path="store/exports/x", checkpoint=str(kept)))
+    experiment.export(TRAINED)
     runs = load_interim(experiment.results)[0]
     assert [check.name for check in proofs_so_far([exported], names(runs))] == [f"export of {TRAINED}: tensors"]
 
@@ -125,7 +123,7 @@ def test_proofs_that_are_not_there_have_not_run(experiment):
 def test_an_export_may_be_of_an_earlier_version_where_that_is_asked_for(experiment, monkeypatch, wanted, shown):
     folder = RunFolder(experiment.results / "runs" / TRAINED)
     earlier = RunStore(folder.store.with_name("earlier"))
-    monkeypatch.setattr(interim, "versions", lambda _, store: [Version(store), Version(earlier, 4)])
+    monkeypatch.setattr(exported, "versions", lambda _, store: [Version(store), Version(earlier, 4)])
     checkpoint = str(earlier.checkpoints / "iter_0000004")
     write(folder.export, made.export(path="store/exports/x", checkpoint=checkpoint))
     spec = ExportSpec(run=TRAINED, checkpoint=wanted, file_gb=5.0, license=None)

@@ -222,6 +222,17 @@ def test_one_that_fails_stops_no_other_and_is_tried_again(run, kind):
     assert [one.iteration for one in run.export().exports] == [10, 20]
 
 
+def test_what_is_there_without_the_step_that_failed(run):
+    """For the report after a failed call: the export of step 20 is proved, and its evaluation failed."""
+    run.save(10, 20, 30)
+    (run.scripts / "evaluate-fails-20").touch()
+    (run.scripts / "export-model-fails-30").touch()
+    with pytest.raises(InputError):
+        run.export()
+    found = [(one.iteration, one.values) for one in along.so_far(run.folder, SPEC)]
+    assert found == [(10, {"acc": 0.5}), (20, {})]
+
+
 def test_a_cause_is_told_once(run):
     run.save(10, 20, 30)
     for failing in ("evaluate-fails-10", "export-model-fails-20", "evaluate-fails-30"):

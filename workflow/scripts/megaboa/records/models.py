@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -192,6 +193,11 @@ class Evaluation(Scores):
     # SHA-256 of the files that the command names, when it was called; empty in records of older versions.
     files: dict[str, str] = field(default_factory=dict, metadata=IF_SET)
     written: tuple[str, ...] = field(default=(), metadata=IF_SET)  # files that it names and writes, such as a log
+
+    def is_by(self, command: str | None, files: Mapping[str, str]) -> bool:
+        """Whether this command made it, with these files as they are now."""
+        read = {name: sha256 for name, sha256 in files.items() if name not in self.written}
+        return self.command == command and all(self.files.get(name) == sha256 for name, sha256 in read.items())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,10 +16,8 @@ from megaboa.formats import some_of, written
 from megaboa.paths import ALONG, FAILED_PROOF, AlongFolder, ExperimentFolder, ModelFolder, RunFolder
 from megaboa.records import (
     AgreementSpec,
-    Along,
     ComparedTensors,
     Counts,
-    Evaluation,
     ExportRecord,
     Fault,
     Flip,
@@ -34,6 +32,7 @@ from megaboa.records import (
     read,
     read_if_there,
 )
+from megaboa.report.exported import along_of, along_so_far, evaluation_of
 from megaboa.report.runs import LEFT_OUT, RunResult, count_states, passed
 
 SHOWN = 5  # numbers that a check names
@@ -99,12 +98,10 @@ def along_checks(results: Path, asked: ReportSpec, over: bool = False) -> list[R
     found: list[ReportCheck] = []
     for run in asked.along:
         folder = ExperimentFolder(results).run(run)
-        made = read_if_there(Along, folder.along)
-        train = read_if_there(TrainRecord, folder.train_manifest) if made else None
-        proofs = [AlongFolder(folder.path, iteration=one.iteration).proof for one in made.exports] if made else []
-        if made and train and made.identity == train.identity and all(path.exists() for path in proofs):
-            found += proof_checks(proofs)
-        else:
+        steps = [AlongFolder(folder.path, iteration=one.iteration).proof for one in along_so_far(folder)]
+        proofs = [path for path in steps if path.exists()]
+        found += proof_checks(proofs)
+        if proofs != steps or not along_of(folder):
             found.append(_missing("along", run, of_run(results, run), over))
     return found
 
@@ -185,19 +182,12 @@ def proofs_so_far(proofs: Sequence[Path], exported: Collection[str], over: bool 
 
 
 def unevaluated(results: Path, asked: ReportSpec) -> list[str]:
-    return [run for run in asked.evaluated if not is_evaluated(results / "runs" / run)]
+    return [run for run in asked.evaluated if not evaluation_of(ExperimentFolder(results).run(run))]
 
 
 def unprofiled(results: Path, asked: ReportSpec) -> list[str]:
     folders = [ExperimentFolder(results).run(run) for run in asked.profiles]
     return [folder.name for folder in folders if not (folder.trace.exists() and folder.analysis.exists())]
-
-
-def is_evaluated(run: Path) -> bool:
-    """Whether the evaluation is that of the present export."""
-    export = read_if_there(ExportRecord, RunFolder(run).export)
-    evaluation = read_if_there(Evaluation, RunFolder(run).evaluation)
-    return bool(export and evaluation) and evaluation.export == export.digest
 
 
 def _of_proof(path: Path, exported: Collection[str], over: bool) -> list[ReportCheck]:

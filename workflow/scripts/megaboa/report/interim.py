@@ -12,11 +12,10 @@ from megaboa.observe.queue import read_queue
 from megaboa.observe.status import Standing, missing
 from megaboa.observe.steps import table_of
 from megaboa.paths import RunFolder
-from megaboa.records import ExportRecord, ExportSpec, TrainRecord, read, read_if_there
-from megaboa.report.checks import is_evaluated
+from megaboa.records import TrainRecord, read
+from megaboa.report.exported import along_so_far
 from megaboa.report.runs import RunResult, is_left_out, load_run, read_plan, result_of, with_names, with_texts
 from megaboa.run.identity import is_outdated
-from megaboa.run.versions import versions
 from megaboa.store_paths import RunStore
 
 
@@ -45,9 +44,7 @@ def _load(folder: RunFolder, plan: dict[str, str], absent: dict[str, Standing]) 
     if folder.name in absent:
         return _unfinished(folder, plan, absent[folder.name])
     found = _of_metrics(folder, plan) or _result(folder, plan, measure.trained(folder, folder.launch.peak_tflops))
-    if not _is_exported(folder):
-        return replace(found, export=None, evaluation={})
-    return found if is_evaluated(folder.path) else replace(found, evaluation={})
+    return replace(found, along=along_so_far(folder))
 
 
 def _of_metrics(folder: RunFolder, plan: dict[str, str]) -> RunResult | None:
@@ -68,19 +65,9 @@ def _unfinished(folder: RunFolder, plan: dict[str, str], standing: Standing) -> 
         found = None if is_outdated(folder, store) else measure.so_far(folder, store)
     if found is None:
         return RunResult(folder.name, plan, **known)
-    return replace(_result(folder, plan, found), **known, checkpoint=None, export=None, evaluation={})
+    shown = replace(_result(folder, plan, found), **known, checkpoint=None, export=None, evaluation={})
+    return replace(shown, along=along_so_far(folder))
 
 
 def _result(folder: RunFolder, plan: dict[str, str], found: measure.Measured) -> RunResult:
     return result_of(folder, plan, found.summary, table_of(found.rows).to_pandas(), found.goodput)
-
-
-def _is_exported(folder: RunFolder) -> bool:
-    """Whether the export is that of the present training, or of an earlier version, where that may be asked for."""
-    export = read_if_there(ExportRecord, folder.export)
-    if export is None:
-        return False
-    newest, *earlier = [one.store.path for one in versions(folder, RunStore(folder.store))]
-    asked = read_if_there(ExportSpec, folder.experiment_folder.specs.of("exports", folder.name))
-    of_any = asked is not None and asked.checkpoint != "final"
-    return not {newest, *(earlier if of_any else ())}.isdisjoint(Path(export.checkpoint).parents)

@@ -18,10 +18,7 @@ from megaboa.paths import ExperimentFolder, RunFolder
 from megaboa.plan.documents import RECIPE, cell
 from megaboa.records import (
     LM_LOSS,
-    Along,
-    Evaluation,
     ExportedStep,
-    ExportRecord,
     Goodput,
     Parent,
     Preflight,
@@ -35,6 +32,7 @@ from megaboa.records import (
     read,
     read_if_there,
 )
+from megaboa.report import exported
 from megaboa.report.bits import NO_TEXT, Text, Texts, alike, has_several_tokenizers
 
 # Best first; states are counted and shown in this order.
@@ -219,8 +217,7 @@ def result_of(
 ) -> RunResult:
     """A run's measurements, and its later exports and evaluations."""
     train = read_if_there(TrainRecord, folder.train_manifest)
-    export = read_if_there(ExportRecord, folder.export)
-    evaluation, along = read_if_there(Evaluation, folder.evaluation), read_if_there(Along, folder.along)
+    export, evaluation, along = exported.export_of(folder), exported.evaluation_of(folder), exported.along_of(folder)
     return RunResult(
         name=folder.name,
         plan=plan,
@@ -232,7 +229,7 @@ def result_of(
         export=export and export.path,
         goodput=goodput,
         evaluation=evaluation.numbers if evaluation else {},
-        along=along.exports if along and train and along.identity == train.identity else (),
+        along=along.exports if along else (),
         asked=folder.document("run") if folder.file("run").exists() else {},
         launched=folder.document("launch") if folder.file("launch").exists() else {},
         sets=_sets(folder) if folder.file("run").exists() else {},

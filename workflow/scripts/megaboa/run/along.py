@@ -79,6 +79,14 @@ def export_along(folder: RunFolder, spec: AlongSpec, say: Say = print, follow: b
     return Along(run=folder.name, identity=read(Identity, payload.identity).digest, exports=tuple(done.values()))
 
 
+def so_far(folder: RunFolder, spec: AlongSpec) -> Iterator[ExportedStep]:
+    """The exports that are made and proved, with their evaluations as far as these are made."""
+    for iteration, store in wanted(folder, _store(folder), spec.every).items():
+        one = _Step(AlongFolder(folder.path, iteration=iteration), store, spec, print)
+        if one.is_exported:
+            yield one.record()
+
+
 def _told(failed: dict[int, Failure]) -> Iterator[str]:
     """The failures, each cause once with its steps and its first log."""
     causes: dict[tuple[str | None, str], list[int]] = {}
@@ -116,7 +124,7 @@ class _Step:
 
     def make(self) -> Failure | None:
         """Make what is missing; return the first failure, or None."""
-        return (None if self._is_exported else self._export()) or (None if self._is_evaluated else self._evaluate())
+        return (None if self.is_exported else self._export()) or (None if self._is_evaluated else self._evaluate())
 
     def _export(self) -> Failure | None:
         """The export and its proof; as `make`."""
@@ -160,7 +168,7 @@ class _Step:
 
     def record(self) -> ExportedStep:
         export, evaluation = read(ExportRecord, self.folder.export), None
-        if self.spec.command is not None:
+        if self.spec.command is not None and self._is_evaluated:
             evaluation = read(Evaluation, self.folder.evaluation)
         logged = checkpoints.evaluations(self.payload).get(self.folder.iteration)
         return ExportedStep(
@@ -173,7 +181,7 @@ class _Step:
         )
 
     @property
-    def _is_exported(self) -> bool:
+    def is_exported(self) -> bool:
         folder = self.folder
         export, proof = read_if_there(ExportRecord, folder.export), read_if_there(Proof, folder.proof)
         if not (export and proof and proof.digest == export.digest and Path(export.path).is_dir()):
@@ -191,10 +199,7 @@ class _Step:
             return True
         export = read(ExportRecord, self.folder.export)
         made = read_if_there(Evaluation, self.folder.evaluation)
-        if made is None or (made.command, made.export) != (self.spec.command, export.digest):
-            return False
-        wanted = {name: sha256 for name, sha256 in self.spec.files.items() if name not in made.written}
-        return all(made.files.get(name) == sha256 for name, sha256 in wanted.items())
+        return bool(made) and made.export == export.digest and made.is_by(self.spec.command, self.spec.files)
 
     def _asked_for(self, evaluated: Evaluation | None = None) -> str:
         """Digest of everything that the export and its proof depend on. `evaluated`: also an evaluation."""
