@@ -398,3 +398,9 @@ def test_bars_of_negative_values_are_whole(runs):
     finally:
         for run in runs[:3]:
             run.evaluation.clear()
+
+
+def test_a_score_called_p5_is_no_percentile_of_steps(runs, shown):
+    scores = {"acc": 0.5, "acc.p5": 0.1, "acc.p95": 0.9}
+    scored = [dataclasses.replace(run, evaluation=scores) for run in runs[:3]]
+    assert shown(Frames(scored, VALUES), kind="bar", x="run", y="evaluation.acc").note == ""

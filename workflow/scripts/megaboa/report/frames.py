@@ -14,7 +14,7 @@ from megaboa.config.models.outputs import Figure
 from megaboa.formats import text
 from megaboa.records import SweepAxis
 from megaboa.report.bits import has_several_tokenizers
-from megaboa.report.runs import RunResult
+from megaboa.report.runs import RunResult, by_score
 
 SEED = "training.seed"
 NOT_SET, UNKNOWN = "not set", "unknown"  # in place of a key's value, and of a measured one, that isn't known
@@ -87,7 +87,7 @@ class Frames:
         if figure.over and figure.hue is None and "setting" not in asked:
             table = table.assign(setting=table["run"].map(self.settings(figure)))
             asked.append("setting")
-        asked += [name for part in ("p5", "p95") if (name := f"{figure.y}.{part}") in self.runs.columns]
+        asked += [name for name in metrics.named(figure.y).columns({}) if name in self.runs.columns]
         for name in asked:
             if name not in table.columns:
                 if name not in self.runs.columns:
@@ -263,7 +263,7 @@ class Frames:
             {"run": run.name, "step": one.iteration, "name": name, "value": value}
             for run in self._runs
             for one in run.along
-            for name, value in {"validation loss": one.loss, **one.values}.items()
+            for name, value in {"validation loss": one.loss, **by_score(one.values)}.items()
             if value is not None
         ]
         return pd.DataFrame(rows, columns=metrics.columns("exports"))
