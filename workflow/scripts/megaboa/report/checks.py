@@ -22,6 +22,7 @@ from megaboa.records import (
     Evaluation,
     ExportRecord,
     Fault,
+    FigureCheck,
     Flip,
     ImportRecord,
     Proof,
@@ -35,6 +36,7 @@ from megaboa.records import (
     read_if_there,
 )
 from megaboa.report.runs import LEFT_OUT, RunResult, count_states, passed
+from megaboa.report.style import Shown
 
 SHOWN = 5  # numbers that a check names
 NOT_FINITE = {
@@ -124,6 +126,20 @@ def number_checks(runs: Sequence[RunResult]) -> list[ReportCheck]:
                 detail = f"{some_of(wrong, SHOWN, '; ')}: {NOT_FINITE[kind]}"
                 found.append(_of_stage(kind, subject, "finite numbers", "FAIL", detail))
     return found
+
+
+def figure_checks(drawn: Sequence[Shown]) -> list[ReportCheck]:
+    """A failed check for each own figure that can't be drawn."""
+    return [
+        FigureCheck(kind="figure", name=f"figure {one.name}", state="FAIL", detail=one.fault)
+        for one in drawn
+        if one.fault
+    ]
+
+
+def failed_evaluations(checks: Sequence[ReportCheck]) -> list[str]:
+    """The runs whose evaluation failed, by `stage_checks`."""
+    return [one.subject for one in checks if one.kind == "evaluation" == one.check and one.state == "FAIL"]
 
 
 def by_subject(proofs: Sequence[StageCheck]) -> list[dict[str, object]]:

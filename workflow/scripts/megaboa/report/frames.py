@@ -10,7 +10,9 @@ from typing import Any
 import pandas as pd
 
 from megaboa import blends, metrics
+from megaboa.check.refusals import some
 from megaboa.config.models.outputs import Figure
+from megaboa.config.problems import some_nearest
 from megaboa.formats import text
 from megaboa.records import SweepAxis
 from megaboa.report.bits import has_several_tokenizers
@@ -29,7 +31,7 @@ class Frames:
     """Tables of the runs that passed.
 
     `values`: what each run sets in the sweep; `unset`: what it has of the keys that only other runs set; `predicted`:
-    GiB by preflight; `axes`: those of the sweep that have labels.
+    GiB by preflight; `axes`: those of the sweep that have labels; `unscored`: runs whose evaluation failed.
     """
 
     def __init__(
@@ -39,12 +41,14 @@ class Frames:
         predicted: Mapping[str, float | None] | None = None,
         unset: Mapping[str, Mapping[str, Any]] | None = None,
         axes: Sequence[SweepAxis] = (),
+        unscored: Sequence[str] = (),
     ) -> None:
         self._runs = list(runs)
         self._values = _with_named_blends(values or {})
         self._predicted = predicted or {}
         self._unset = _with_named_blends(unset or {})
         self._axes = {axis.name: axis for axis in axes}
+        self._unscored = unscored
 
     def of(self, figure: Figure) -> pd.DataFrame:
         """The rows and columns that a figure shows, with the name of the run."""
@@ -91,8 +95,7 @@ class Frames:
         for name in asked:
             if name not in table.columns:
                 if name not in self.runs.columns:
-                    known = ", ".join(dict.fromkeys([*table.columns, *self.runs.columns]))
-                    raise UnknownColumnError(f"no run has the column {name!r}; there are {known}")
+                    raise UnknownColumnError(self._no_column(name, dict.fromkeys([*table.columns, *self.runs.columns])))
                 table = table.merge(self.runs[["run", name]], on="run", how="left")
         bars = figure.kind in ("bar", "box")
         groups = (figure.hue, figure.dash, figure.facet, figure.over, *figure.filter, figure.x if bars else None)
@@ -101,6 +104,18 @@ class Frames:
                 table = table.assign(**{name: self.named(table[name])})
         columns = list(dict.fromkeys(["run", *(name for name in asked if name not in figure.filter), *figure.filter]))
         return table[columns]
+
+    def _no_column(self, name: str, known: Collection[str]) -> str:
+        """Why there is no column of this name, and the nearest: for a score other scores alone."""
+        said, failed = f"no run has the column {name!r}", ""
+        if name.startswith(metrics.EVALUATION):
+            known = [other for other in known if other.startswith(metrics.EVALUATION)]
+            failed = f"evaluation of {some(self._unscored)} failed" if self._unscored else ""
+            if not known:
+                return f"{said}, as {f'the {failed}' if failed else 'no run was evaluated'}"
+        meant = " or ".join(map(repr, some_nearest(name, known)))
+        hint = f"did you mean {meant}?" if meant else f"there are {', '.join(known)}"
+        return f"{said}; {hint}{f' The {failed}' if failed else ''}"
 
     def pooled(self, figure: Figure, rows: pd.DataFrame) -> list[str]:
         """The swept keys, the model, and steps and sets, in which the values of one mean, bar, box or cell differ.
