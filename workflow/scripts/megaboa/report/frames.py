@@ -20,6 +20,7 @@ from megaboa.report.runs import RunResult, by_score
 
 SEED = "training.seed"
 NOT_SET, UNKNOWN = "not set", "unknown"  # in place of a key's value, and of a measured one, that isn't known
+WITH_GAPS = ("validation", "exports")  # tables in which every row was measured; in others a value may be of other steps
 PARAMS, TOKENS, FLOPS = "params", "trained_tokens", "train_flops"
 
 
@@ -51,8 +52,15 @@ class Frames:
         self._unscored = unscored
 
     def of(self, figure: Figure) -> pd.DataFrame:
-        """The rows and columns that a figure shows, with the name of the run."""
-        return self._chosen(figure).dropna(subset=_places(figure)).reset_index(drop=True)
+        """The rows and columns that a figure shows, with the name of the run.
+
+        A row whose value isn't finite stays in a curve: as a gap.
+        """
+        rows, places = self._chosen(figure), _places(figure)
+        if figure.kind == "line" and figure.over is None and figure.data in WITH_GAPS:
+            values = rows.groupby(["run", metrics.SERIES[figure.data]], sort=False)[figure.y]
+            rows, places = rows[values.transform("count") > 0], [figure.x]
+        return rows.dropna(subset=places).reset_index(drop=True)
 
     def lacking(self, figure: Figure, shown: Collection[str] = ()) -> dict[str, list[str]]:
         """The runs that a figure can't show, by the column of which they have no value. `shown`: those that it does."""
@@ -273,15 +281,16 @@ class Frames:
 
     @functools.cached_property
     def exports(self) -> pd.DataFrame:
-        """The results of every checkpoint that was exported along a run's training."""
-        rows = [
-            {"run": run.name, "step": one.iteration, "name": name, "value": value}
-            for run in self._runs
-            for one in run.along
-            for name, value in {"validation loss": one.loss, **by_score(one.values)}.items()
-            if value is not None
-        ]
-        return pd.DataFrame(rows, columns=metrics.columns("exports"))
+        """The results of every checkpoint that was exported along a run's training; a score that one lacks, or that
+        isn't finite, is a row without a value."""
+        rows = []
+        for run in self._runs:
+            scores = dict.fromkeys(name for one in run.along for name in by_score(one.numbers))
+            for one in run.along:
+                losses = {} if one.loss is None else {"validation loss": one.loss}
+                for name, value in {**losses, **scores, **by_score(one.numbers)}.items():
+                    rows.append({"run": run.name, "step": one.iteration, "name": name, "value": finite(value)})
+        return pd.DataFrame(rows, columns=metrics.columns("exports")).astype({"value": float})
 
     @functools.cached_property
     def time(self) -> pd.DataFrame:
