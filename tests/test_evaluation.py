@@ -48,6 +48,23 @@ def test_numbers_are_collected_by_their_keys(call, tmp_path):
     assert [str(path) for path in kept(tmp_path)] == [found.path]
 
 
+def test_what_is_no_number_is_named_in_the_log(call, capsys):
+    document = {"acc": 0.5, "lost": None, "list": [1.5, "x" * 99], "ok": True, "empty": {}}
+    for _ in range(2):  # a stored evaluation says it, too
+        assert call(WRITE.format(document=json.dumps(document)) + " # {model}").values == {"acc": 0.5, "list.0": 1.5}
+        [said] = [line for line in capsys.readouterr().out.splitlines() if "no numbers" in line]
+        start = "dp1: left out, as they are no numbers: lost (null), list.1 ('xxx"
+        assert said.startswith(start) and said.endswith("xxx'), ok (true)")
+
+
+def test_numbers_whose_keys_join_to_one_name_are_all_kept(call, capsys):
+    document = '{"a": {"b": 1}, "a.b": 2, "": 3, "value": 4, "c": 5, "c": 6}'
+    found = call(f"echo '{document}' > {{out}} # {{model}}").values
+    assert found == {"a.b": 1, "a.b (2)": 2, "value": 3, "value (2)": 4, "c": 5, "c (2)": 6}
+    said = "dp1: numbers of one name are kept apart: a.b is a.b (2), value is value (2)\n"
+    assert capsys.readouterr().out.endswith(said)
+
+
 def test_numbers_that_are_not_finite_stay_on_record(call, tmp_path):
     found = call('echo \'{"acc": 0.5, "loss": NaN, "ppl": [Infinity, -1' + "0" * 400 + "]}' > {out} # {model}")
     assert found.values == {"acc": 0.5}
@@ -213,7 +230,7 @@ def test_a_file_that_cant_be_read_is_said_and_not_tracked(tmp_path, monkeypatch,
             "it wrote out.json/a.json, out.json/b.json",
         ),
         ("echo [ > {out} # {model}", "out.json: isn't JSON"),
-        ('echo \'{"a": "b"}\' > {out} # {model}', "has 0 numbers"),
+        ('echo \'{"a": "b"}\' > {out} # {model}', r"has 0 numbers, .* \(left out, as they are no numbers: a \('b'\)\)"),
         ("echo '[null]' > {out} # {model}", "has 0 numbers"),
     ],
 )

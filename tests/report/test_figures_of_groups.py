@@ -1,6 +1,7 @@
 """Figures of two models, two learning rates, three seeds and two validation sets: what a curve, a bar, a cell or a
 panel is of, and what is said about it."""
 
+import copy
 import dataclasses
 from itertools import pairwise
 
@@ -14,6 +15,7 @@ from pydantic import ValidationError
 
 from megaboa.config.models.outputs import Figure
 from megaboa.metrics import VALIDATION_SET
+from megaboa.records import ExportedStep
 from megaboa.report import kinds
 from megaboa.report.contents import Contents
 from megaboa.report.drawing import draw, of_spec
@@ -29,6 +31,7 @@ VALUES = {
     for seed in (1, 2, 3)
 }
 LOSSES = {"kind": "line", "data": "validation", "x": "step", "y": "loss"}
+EXPORTED = {"kind": "line", "data": "exports", "x": "step", "y": "value"}
 PROVENANCE = {"versions": {}, "commit": None, "command": "snakemake", "config": []}
 MEANS = {"kind": "line", "data": "steps", "x": "step", "y": "loss", "over": "training.seed"}
 
@@ -295,6 +298,64 @@ def test_panels_of_different_quantities_have_scales_of_their_own(runs):
     assert len(curves(axes)) == 24
 
 
+def drawn_points(line):
+    return [None if np.isnan(y) else y for y in line.get_ydata()]
+
+
+def test_a_score_that_is_not_finite_or_is_lacking_is_a_gap_in_the_curve_along_the_training(runs):
+    """The line went on over the gap, as if the checkpoint in it had not been evaluated."""
+    found = [({"acc": 0.0, "f": 0.5}, {}), ({"f": 0.5}, {"acc": "nan"}), ({"acc": 0.2}, {}), ({"acc": 0.3, "f": 1}, {})]
+    steps = tuple(
+        ExportedStep(iteration=step, path="p", digest="1", loss=None, values=values, not_finite=wrong)
+        for step, (values, wrong) in enumerate(found)
+    )
+    along = [dataclasses.replace(run, along=steps) for run in runs[:7]]
+    panels, table = drawn(Frames(along[:1], VALUES), **EXPORTED, facet="name")
+    lines = {axes.get_title(): curves(axes) for axes in panels}
+    assert {title: drawn_points(line) for title, [line] in lines.items()} == {
+        "name acc": [0, None, 0.2, 0.3],
+        "name f": [0.5, 0.5, None, 1],
+    }
+    assert table["value"].isna().sum() == 2
+    [axes], _ = drawn(Frames(along, VALUES), **EXPORTED, filter={"name": "acc"})
+    assert len(curves(axes)) == 1, "equal curves of many runs are one, also with gaps"
+    many = tuple(dataclasses.replace(steps[step % 2], iteration=step) for step in range(30))
+    [axes], _ = drawn(Frames([dataclasses.replace(runs[0], along=many)], VALUES), **EXPORTED, filter={"name": "acc"})
+    assert curves(axes)[0].get_marker() == "o", "between gaps a line alone would not be seen"
+    lost = (dataclasses.replace(steps[1], values={}),)
+    of_lost = Frames([dataclasses.replace(runs[0], along=lost)], VALUES)
+    assert of_spec(Figure(name="mine", **EXPORTED), of_lost) is None
+
+
+def test_a_validation_loss_that_is_not_finite_is_a_gap(runs):
+    run = dataclasses.replace(runs[0], summary=copy.deepcopy(runs[0].summary))
+    first = run.summary["validation"][0]["losses"]
+    last, known = run.summary["validation"][-1]["losses"], first["lm loss"]
+    first["lm loss"] = None
+    given = LOSSES | {"filter": {"set": "main"}, "direct": True}
+    [axes], _ = drawn(Frames([run, *runs[1:3]], VALUES), **given)
+    assert [drawn_points(line)[0] is None for line in curves(axes)] == [True, False, False]
+    assert drawn_points(curves(axes)[0])[-1] == last["lm loss"]
+    first["lm loss"], last["lm loss"] = known, None
+    [axes], _ = drawn(Frames([run, *runs[1:3]], VALUES), **given)
+    assert len(axes.texts) == 3 and all(np.isfinite(text.xy[1]) for text in axes.texts), "a name next to each curve"
+
+
+def test_of_very_many_curves_a_gap_counts_for_nothing(runs, shown, tmp_path):
+    lost = ({}, {"acc": "nan"})
+    along = [
+        tuple(
+            ExportedStep(iteration=step, path="p", digest="1", loss=None, values=values, not_finite=wrong)
+            for step, (values, wrong) in enumerate([({"acc": number / 10}, {}), lost if number else ({"acc": 7}, {})])
+        )
+        for number in range(30)
+    ]
+    many = [dataclasses.replace(runs[0], name=f"r{number}", along=steps) for number, steps in enumerate(along)]
+    assert shown(Frames(many), **EXPORTED).note.startswith("Of 30 runs the median")
+    table = pd.read_csv(tmp_path / "data" / "mine.tsv", sep="\t")
+    assert table["n"].tolist() == [30, 1] and table["median"].tolist()[1] == 7
+
+
 def test_panels_that_are_left_out_are_told_of_and_close_values_are_two_panels(runs, shown):
     frames = Frames(runs, {run.name: {"optimizer.lr": 0.001 + 1e-9 * index} for index, run in enumerate(runs)})
     panels, _ = drawn(frames, kind="scatter", x="loss.last", y="loss.first", facet="optimizer.lr")
@@ -398,3 +459,9 @@ def test_bars_of_negative_values_are_whole(runs):
     finally:
         for run in runs[:3]:
             run.evaluation.clear()
+
+
+def test_a_score_called_p5_is_no_percentile_of_steps(runs, shown):
+    scores = {"acc": 0.5, "acc.p5": 0.1, "acc.p95": 0.9}
+    scored = [dataclasses.replace(run, evaluation=scores) for run in runs[:3]]
+    assert shown(Frames(scored, VALUES), kind="bar", x="run", y="evaluation.acc").note == ""

@@ -4,14 +4,16 @@ import made
 import pytest
 from called import called
 from fake_runs import START, FakeExperiment, end_event, start_event, step_event, write_attempt
+from markupsafe import escape
 
 from megaboa.commands import interim as interim_command
 from megaboa.errors import InputError
-from megaboa.files import read_json, write_json
+from megaboa.files import read_json, write_json, write_text
 from megaboa.observe import status
 from megaboa.paths import RunFolder
-from megaboa.records import ExportSpec, write
+from megaboa.records import ExportSpec, Proof, write
 from megaboa.report import exported
+from megaboa.report.build import CAPTIONS
 from megaboa.report.checks import proofs_so_far
 from megaboa.report.interim import load_interim
 from megaboa.run import claims
@@ -153,6 +155,29 @@ def test_the_page_says_that_it_is_interim_and_touches_nothing_else(experiment):
     assert TRAINED in shown and WORKING not in shown and FAILED not in shown, "only what passed is plotted"
     assert "working is not trained" in html.split('<h2 id="agreement">')[1]
     assert {path: stat for path, stat in snapshot(experiment.results).items() if "interim" not in path} == before
+
+
+def test_after_failed_evaluations_a_figure_of_their_scores_says_that_they_failed(experiment, svg_alone):
+    """It ended the report, which was to show why they failed."""
+    folder = RunFolder(experiment.results / "runs" / TRAINED)
+    checkpoint = folder.store / "checkpoints" / "iter_0000008"
+    write(folder.export, made.export(path="store/exports/x", checkpoint=str(checkpoint)))
+    write(folder.proof, Proof(state="PASS", digest="1", checks=()))
+    write_text(experiment.results / "logs" / "evaluate" / f"{TRAINED}.log", "error: evaluate.command: no licence\n")
+    settings = experiment.results / "specs" / "report.json"
+    figure = {"name": "mine", "kind": "bar", "x": "run", "y": "evaluation.acc"}
+    write_json(settings, read_json(settings) | {"evaluated": [TRAINED], "figures": [figure]})
+    out = experiment.results / "report" / "index.html"
+    words = ["--settings", settings, "--captions", CAPTIONS, "--out", out, "--after-failure"]
+    done = called("report", *words)
+    assert done.returncode == 0, done.stderr
+    failed = {one["name"]: one["detail"] for one in read_json(out.with_name("checks.json"))["failed"]}
+    assert "no licence" in failed[f"evaluation of {TRAINED}: evaluation"]
+    why = f"can't be drawn: no run has the column 'evaluation.acc', as the evaluation of run {TRAINED} failed"
+    assert failed["figure mine"] == why
+    assert f"mine {escape(why)}." in out.read_text().split('id="figure-mine"')[1]
+    done, out = report(experiment)
+    assert done.returncode == 0 and "figure-mine" not in out.read_text(), "an evaluation may be yet to come"
 
 
 def test_of_results_that_cannot_be_written_a_copy_is_asked_for(experiment, monkeypatch):

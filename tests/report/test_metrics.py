@@ -145,6 +145,8 @@ def test_units_are_written_as_people_read_them():
     assert [metrics.label(name) for name in ("mfu", "optimizer.lr", "evaluation.accuracy", "gbs")] == [
         *("MFU", "learning rate", "accuracy", "gbs")
     ]
+    scores = ("evaluation.validation loss", "evaluation.n", "evaluation.evaluation.n")
+    assert tuple(map(metrics.label, scores)) == scores, "columns that the table of settings has already"
     assert all(
         map(metrics.is_timed, ("time", "seconds", "seconds.p25", "step_seconds.p5", "tokens_per_second_per_gpu"))
     )

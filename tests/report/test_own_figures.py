@@ -1,5 +1,6 @@
 """Figures by specification: what they show, by kind, and what is said about those that can't be drawn."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import matplotlib.pyplot as plt
@@ -399,10 +400,17 @@ def test_a_sweep_with_seeds_and_two_numbers_has_bands_and_a_heat_map(frames):
 
 
 def test_what_can_not_be_drawn_is_named(frames):
-    with pytest.raises(
-        ReportError, match=r"report\.figures: mine: no run has the column 'evaluation.acc'; there are run, "
-    ):
+    said = r"report\.figures: mine: can't be drawn: no run has the column 'evaluation\.acc', as no run was evaluated$"
+    with pytest.raises(ReportError, match=said):
         drawn(frames, kind="bar", x="run", y="evaluation.acc")
+    scored = Frames([replace(run, evaluation={"acc": 0.5}) for run in frames._runs], VALUES, unscored=("x", "y"))
+    said = r"'evaluation\.ac'; did you mean 'evaluation\.acc'\? The evaluation of runs x, y failed$"
+    with pytest.raises(ReportError, match=said):
+        drawn(scored, kind="bar", x="run", y="evaluation.ac")
+    with pytest.raises(ReportError, match=r"no run has the column 'mfuu'; did you mean 'mfu'\?$"):
+        drawn(frames, kind="bar", x="run", y="mfuu")
+    with pytest.raises(ReportError, match=r"no run has the column 'qqq'; there are run, "):
+        drawn(frames, kind="bar", x="run", y="qqq")
     with pytest.raises(ReportError, match=r"report\.figures: mine: can't be drawn as bar"):
         drawn(frames, kind="bar", x="run", y="layout")
 

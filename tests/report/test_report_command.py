@@ -3,12 +3,14 @@
 import json
 from pathlib import Path
 
+import made
 import pytest
 from called import called
 from fake_runs import FakeExperiment
+from markupsafe import escape
 
 from megaboa.files import write_json
-from megaboa.records import AttemptEnd
+from megaboa.records import AttemptEnd, write
 from megaboa.run.ledger import append
 
 ROOT = Path(__file__).parents[2]
@@ -30,10 +32,10 @@ def experiment(tmp_path):
     return experiment
 
 
-def report(experiment, captions):
+def report(experiment, captions, *words):
     out = experiment.results / "report" / "index.html"
     command = ["report", "--out", out, "--settings", experiment.results / "specs" / "report.json"]
-    command += ["--captions", captions]
+    command += ["--captions", captions, *words]
     command += ["--config-file", experiment.root / "my.yaml", "--command", "snakemake --configfile my.yaml"]
     return called(*command), out
 
@@ -59,6 +61,29 @@ def test_a_figure_with_nothing_to_show_is_named_by_the_call(experiment, svg_alon
     warning = "warning: report.figures: mine has nothing to show: no run has model moe; there are dense."
     assert done.returncode == 0 and done.stdout.splitlines()[1:] == [warning]
     assert json.loads((out.parent / "checks.json").read_text())["notes"] == [warning]
+
+
+def test_figures_that_can_not_be_drawn_say_so_in_their_places_and_fail(experiment, svg_alone):
+    """There was no report, and the one of an earlier call stayed."""
+    experiment.export("dp1")
+    write(experiment.results / "runs" / "dp1" / "evaluation.json", made.evaluation(values={"acc": 0.5, "f1": 0.25}))
+    path = experiment.results / "specs" / "report.json"
+    bars = {"kind": "bar", "x": "run"}
+    ys = {"typo": "evaluation.ac", "text": "layout", "scores": "evaluation.acc"}
+    figures = [{"name": name, "y": y} | bars for name, y in ys.items()]
+    write_json(path, json.loads(path.read_text()) | {"figures": figures})
+    (path.parents[1] / "report").mkdir()
+    (path.parents[1] / "report" / "typo.svg").write_text("of an earlier report")
+    done, out = report(experiment, ROOT / "workflow" / "report" / "captions.yaml")
+    assert done.returncode == 0, done.stderr
+    html, checks = out.read_text(), json.loads((out.parent / "checks.json").read_text())
+    why = "can't be drawn: no run has the column 'evaluation.ac'; did you mean 'evaluation.acc'?"
+    failed = [(one["name"], one["detail"], one["anchor"]) for one in checks["failed"][-2:]]
+    assert failed[0] == ("figure typo", why, "figure-typo") and failed[1][0] == "figure text"
+    assert failed[1][1].startswith("can't be drawn as bar: ") and checks["state"] == "FAIL"
+    assert f'<a href="#figure-typo">figure typo</a>: {escape(why)}' in html
+    assert f"typo {escape(why)}" in html.split('id="figure-typo"')[1] and "notes" not in checks
+    assert not (out.parent / "typo.svg").exists() and (out.parent / "scores.svg").exists()
 
 
 def test_attempts_that_failed_have_a_section(experiment, svg_alone):

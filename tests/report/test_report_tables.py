@@ -16,6 +16,7 @@ from megaboa.records import ExportedStep
 from megaboa.report.contents import Contents
 from megaboa.report.frames import Frames
 from megaboa.report.intervals import student
+from megaboa.report.page import along, evaluated
 from megaboa.report.runs import RunResult, load_runs, passed, with_names
 from megaboa.report.tables import (
     as_latex,
@@ -173,6 +174,29 @@ def test_losses_of_validation_sets_and_evaluations_stand_next_to_the_runs_also_w
     assert frames.validation["loss"].tolist()[:4] == [3.0, 9.0, 3.0, 4.5] and frames.runs["evaluation.f"].isna().all()
 
 
+def test_scores_called_like_columns_of_the_tables_have_longer_names(tmp_path):
+    """They stood in these columns: a run was called 7, a checkpoint's step and validation loss were the command's."""
+    keys = ("run", "step", "evaluation.step", "validation_loss", "validation loss", "acc")
+    scores = {key: float(number) for number, key in enumerate(keys)}
+    names = ["evaluation.run", "evaluation.step", "evaluation.evaluation.step", "evaluation.validation_loss"]
+    names += ["evaluation.validation loss", "acc"]
+    step = ExportedStep(iteration=4, path="p", digest="1", loss=2.5, values=scores)
+    runs = [result("a", along=(step,), **scores)]
+    frames = Frames(runs)
+    save_tables(Contents("t", "e", runs), frames, tmp_path)
+    heads = {name: (tmp_path / "tables" / f"{name}.tsv").read_text().splitlines() for name in ("evaluation", "along")}
+    numbers = [f"{float(number)}" for number in range(len(keys))]
+    assert [line.split("\t") for line in heads["evaluation"]] == [["run", *names], ["a", *numbers]]
+    first = ["run", "step", "validation_loss"]
+    assert [line.split("\t") for line in heads["along"]] == [[*first, *names], ["a", "4", "2.5", *numbers]]
+    assert evaluated(runs) == [{"run": "a", "values": dict(zip(names, scores.values(), strict=True))}]
+    [row] = along(runs)
+    assert (row["run"], row["step"]) == ("a", 4) and list(row["values"].values()) == [2.5, *scores.values()]
+    assert list(row["values"]) == ["validation loss", *names]
+    assert frames.exports["name"].tolist() == ["validation loss", *names]
+    assert frames.exports["value"].tolist() == [2.5, *scores.values()]
+
+
 def test_losses_of_different_documents_do_not_share_a_column(tmp_path):
     runs = [
         replace(
@@ -245,6 +269,18 @@ def test_settings_have_means_over_seeds_of_the_runs_that_passed():
     shown = brief_settings(table)
     assert list(shown.columns) == ["model", "lr", "n", "missing", "evaluation.acc"]
     assert shown["evaluation.acc"].tolist() == ["1.20 (0.95 to 1.45)", "1.1, n = 1", "1.2", ""]
+
+
+def test_a_score_called_like_the_interval_of_another_has_a_column_of_its_own():
+    runs, _ = seeds()
+    for run in runs:
+        run.evaluation["acc.n"] = 500.0
+    swept = {
+        run.name: {"optimizer.lr": lr, "training.seed": seed} for run, (lr, seed, _) in zip(runs, VALUES, strict=True)
+    }
+    table = settings_table(runs, Frames(passed(runs), swept))
+    assert table["evaluation.acc.n"].tolist()[0] == 3 and table["evaluation.evaluation.acc.n"].tolist()[0] == 500
+    assert brief_settings(table).columns.tolist()[-2:] == ["evaluation.acc", "evaluation.evaluation.acc.n"]
 
 
 def test_a_setting_has_no_seed_even_if_settings_have_others():

@@ -11,16 +11,19 @@ import json
 import math
 import os
 import re
+import reprlib
 import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from megaboa import store
 from megaboa.errors import InputError
 from megaboa.files import SCRIPTS, file_digest, inside, write_text
+from megaboa.formats import some_of
 from megaboa.records import EvaluateSpec, Evaluation, ExportRecord
 
 SHOWN_LINES = 5
@@ -112,7 +115,7 @@ def evaluate(spec: EvaluateSpec, export: ExportRecord, payloads: Path, experimen
         if partial:
             _refuse_edited(used, files_of(command, below))  # while another job held the folder
             _call(command, Path(export.path), partial / "out.json", run)
-            numbers(partial)  # raises before an unreadable result is kept
+            numbers_in(partial)  # raises before an unreadable result is kept
             now = files_of(command, below)
             _refuse_edited(used, now)
             changed = sorted(name for name in {*first, *now} if now.get(name) != first.get(name))
@@ -125,7 +128,9 @@ def evaluate(spec: EvaluateSpec, export: ExportRecord, payloads: Path, experimen
         )
         used = {name: digest for name, digest in used.items() if name not in written}
         target = _moved(target, _folder(payloads, experiment, command, export, used))
-    found = numbers(target)
+    found, notes = numbers_in(target)
+    for note in notes:
+        print(f"{run}: {note}", flush=True)
     return Evaluation(
         run=run,
         command=command,
@@ -188,7 +193,14 @@ def _call(command: str, model: Path, out: Path, run: str) -> None:
         )
 
 
-def numbers(folder: Path) -> dict[str, float]:
+class Found(NamedTuple):
+    """The numbers of a JSON file by their names, and sentences on what their names don't tell."""
+
+    numbers: dict[str, float]
+    notes: list[str]
+
+
+def numbers_in(folder: Path) -> Found:
     """All numbers of the only JSON file in the folder, by their keys joined with dots, NaN and infinities among them.
 
     If the document has a mapping `results` (lm-evaluation-harness), only the numbers in it.
@@ -199,28 +211,62 @@ def numbers(folder: Path) -> dict[str, float]:
         names = ", ".join(str(path.relative_to(folder)) for path in written[:5]) or "none"
         raise InputError(f"evaluate.command: must write one JSON file to {{out}}, or below it; it wrote {names}")
     try:
-        document = json.loads(written[0].read_text(encoding="utf-8"))
+        document = json.loads(written[0].read_text(encoding="utf-8"), object_pairs_hook=_distinct)
     except ValueError as error:
         raise InputError(f"evaluate.command: {written[0].name}: isn't JSON: {error}") from None
     if isinstance(document, dict) and isinstance(document.get("results"), dict):
         document = document["results"]
-    found = _flat(document)
-    if not found or len(found) > MOST_VALUES:
+    found = _collected(document)
+    if not found.numbers or len(found.numbers) > MOST_VALUES:
+        said = "" if found.numbers else "".join(f" ({note})" for note in found.notes)
         raise InputError(
-            f"evaluate.command: {written[0].name}: has {len(found)} numbers, and 1 to {MOST_VALUES} are wanted: write "
-            "a mapping from names to numbers"
+            f"evaluate.command: {written[0].name}: has {len(found.numbers)} numbers, and 1 to {MOST_VALUES} are "
+            f"wanted: write a mapping from names to numbers{said}"
         )
     return found
 
 
-def _flat(value: Any, name: str = "") -> dict[str, float]:
+def _collected(document: Any) -> Found:
+    numbers, others, renamed = dict[str, float](), [], []
+    for name, value in _flat(document):
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            shown = _free(name, numbers)
+            numbers[shown] = _float(value)
+            renamed += [f"{name} is {shown}"] if shown != name else []
+        else:
+            others.append(f"{name} ({reprlib.repr(value) if isinstance(value, str) else json.dumps(value)})")
+    notes = {"left out, as they are no numbers": others, "numbers of one name are kept apart": renamed}
+    return Found(numbers, [f"{said}: {some_of(names, SHOWN_LINES)}" for said, names in notes.items() if names])
+
+
+def _distinct(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON, which may have a key twice."""
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        found[_free(key, found)] = value
+    return found
+
+
+def _free(name: str, taken: Collection[str]) -> str:
+    """A name for a number; `a.b (2)` where another is called so, such as of the keys `a` and `b` next to `a.b`."""
+    number = 1
+    while (shown := f"{name} ({number})" if number > 1 else name) in taken:
+        number += 1
+    return shown
+
+
+def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """The values of a document, with their keys joined with dots."""
     if isinstance(value, dict | list):
-        items = value.items() if isinstance(value, dict) else enumerate(value)
-        return {k: v for key, item in items for k, v in _flat(item, f"{name}.{key}" if name else str(key)).items()}
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return {}
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _flat(item, f"{name}.{key}" if name else str(key))
+    else:
+        yield name or "value", value
+
+
+def _float(value: float) -> float:
     try:
         float(value)
     except OverflowError:  # JSON's integers have no limit
-        value = math.inf if value > 0 else -math.inf
-    return {name or "value": value}
+        return math.inf if value > 0 else -math.inf
+    return value

@@ -146,6 +146,9 @@ KEYS = {
     "training.seed": "seed",
 }
 _BY_NAME = {metric.name: metric for rows in reversed(METRICS.values()) for metric in rows}
+# What the report's tables call columns of their own, in which scores stand, too.
+_OWN = {"run", "step", "model", "n", "missing", "validation_loss"}
+_OWN |= {*KEYS.values(), *(metric.label or metric.name for metric in METRICS["runs"])}
 
 
 def columns(rows: Rows) -> list[str]:
@@ -164,8 +167,15 @@ def named(name: str) -> Metric:
     if name in _BY_NAME:
         return _BY_NAME[name]
     unit = SECONDS if name.endswith("seconds") else ""
-    label = KEYS.get(name, name.removeprefix(EVALUATION))
+    key = name.removeprefix(EVALUATION)
+    label = KEYS.get(name, key if key == name else score(key))
     return Metric(name, label, "", unit, less_is_better=name.startswith(LOSSES))
+
+
+def score(key: str) -> str:
+    """What tables call a value from `evaluate`: its key, or `evaluation.step` where a column of their own is called
+    `step`. Different keys have different names: a key `evaluation.step` is `evaluation.evaluation.step`."""
+    return f"{EVALUATION}{key}" if key.split(EVALUATION)[-1] in _OWN else key
 
 
 def label(name: str) -> str:

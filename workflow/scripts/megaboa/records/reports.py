@@ -81,7 +81,7 @@ class ReportSpec(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class ReportCheck(Record):
-    kind: str  # agreement, baseline, import, export, evaluation, profile
+    kind: str  # agreement, baseline, import, export, evaluation, profile, figure
     name: str
     state: State
     detail: str
@@ -182,6 +182,15 @@ class StageCheck(ReportCheck):
     subject: str  # model or run
     check: str
     difference: float | None = field(default=None, metadata=IF_SET)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FigureCheck(ReportCheck):
+    """A figure of the experiment that can't be drawn; its name is `figure mine`."""
+
+    @property
+    def anchor(self) -> str:
+        return self.name.replace(" ", "-")  # the figure's own place on the page says why
 
 
 @dataclass(frozen=True, kw_only=True)

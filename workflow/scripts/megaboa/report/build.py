@@ -15,7 +15,9 @@ from megaboa.report.baseline import baseline_checks
 from megaboa.report.checks import (
     along_checks,
     counts,
+    failed_evaluations,
     faults,
+    figure_checks,
     number_checks,
     proof_checks,
     stage_checks,
@@ -69,9 +71,10 @@ def make(wanted: Wanted) -> str:
     corpora, checks = load_corpora(results), _checks(wanted, asked, runs)
     expected = load_expected(results, runs)
     predicted = {one.run: one.predicted_gib for one in expected}
-    frames = Frames(passed(runs), asked.values, predicted, asked.unset, asked.axes)
+    frames = Frames(passed(runs), asked.values, predicted, asked.unset, asked.axes, failed_evaluations(checks))
     own = [Figure.model_validate(figure) for figure in asked.figures]
     drawn = draw(runs, corpora, asked.agreements, captions, folder, frames, own, wanted.interim)
+    checks += figure_checks(drawn)
     without = unprofiled(results, asked) if wanted.is_careful else ()
     profiles = load_profiles(results, [run for run in asked.profiles if run not in without])
     contents = Contents(
@@ -101,7 +104,7 @@ def make(wanted: Wanted) -> str:
         counts=counts(runs, checks),
         failed=tuple(faults(runs, checks)),
         checks=tuple(checks),
-        notes=tuple(f"warning: report.figures: {one.note}" for one in drawn if not one.svg),
+        notes=tuple(f"warning: report.figures: {one.note}" for one in drawn if not (one.svg or one.fault)),
     )
     write(wanted.page.with_name("checks.json"), found)
     write_text(wanted.page, page)

@@ -20,6 +20,7 @@ from megaboa.records import (
     Counts,
     ExportRecord,
     Fault,
+    FigureCheck,
     Flip,
     ImportRecord,
     Proof,
@@ -34,6 +35,7 @@ from megaboa.records import (
 )
 from megaboa.report.exported import along_of, along_so_far, evaluation_of
 from megaboa.report.runs import LEFT_OUT, RunResult, count_states, passed
+from megaboa.report.style import Shown
 
 SHOWN = 5  # numbers that a check names
 NOT_FINITE = {
@@ -121,6 +123,20 @@ def number_checks(runs: Sequence[RunResult]) -> list[ReportCheck]:
                 detail = f"{some_of(wrong, SHOWN, '; ')}: {NOT_FINITE[kind]}"
                 found.append(_of_stage(kind, subject, "finite numbers", "FAIL", detail))
     return found
+
+
+def figure_checks(drawn: Sequence[Shown]) -> list[ReportCheck]:
+    """A failed check for each own figure that can't be drawn."""
+    return [
+        FigureCheck(kind="figure", name=f"figure {one.name}", state="FAIL", detail=one.fault)
+        for one in drawn
+        if one.fault
+    ]
+
+
+def failed_evaluations(checks: Sequence[ReportCheck]) -> list[str]:
+    """The runs whose evaluation failed, by `stage_checks`."""
+    return [one.subject for one in checks if one.kind == "evaluation" == one.check and one.state == "FAIL"]
 
 
 def by_subject(proofs: Sequence[StageCheck]) -> list[dict[str, object]]:

@@ -18,7 +18,7 @@ from megaboa.report.corpora import CorpusCard
 from megaboa.report.figures import standard_figures
 from megaboa.report.fits import Fit, fit_of
 from megaboa.report.frames import Frames, UnknownColumnError
-from megaboa.report.notes import ReportError
+from megaboa.report.notes import FigureError
 from megaboa.report.runs import RunResult, passed
 from megaboa.report.style import Shades, Shown
 
@@ -47,8 +47,8 @@ def draw(
 ) -> list[Shown]:
     """Draw and save every figure with data, of the runs that passed. `own`: the experiment's figures.
 
-    `interim`: if no run has a column yet, the figure is omitted instead of being an error. An own figure that has
-    nothing to show has no drawing, but a note.
+    `interim`: if no run has a column yet, the figure is omitted instead of being an error. An own figure that can't be
+    drawn, or has nothing to show, has no drawing, but a note.
     """
     style.apply_style()
     good = passed(runs)
@@ -64,20 +64,36 @@ def draw(
     _remove_others(folder, {*special, *specs})
     shown = []
     for name in dict.fromkeys((*special, *specs)):
-        if spec := specs.get(name):
-            drawn = of_spec(spec, frames, interim)
-        else:
-            found = special[name]()
-            drawn = found and Drawn(*found)
+        spec, fault = specs.get(name), ""
+        try:
+            drawn = of_spec(spec, frames, interim) if spec else _of_table(special[name]())
+        except FigureError as error:
+            if name not in named:
+                raise
+            drawn, fault = None, error.why
         if drawn is not None:
             shown.append(_saved(name, drawn, good, frames, captions.get(name, ""), name in named, folder))
             continue
         style.remove(folder, name)
-        if name in named and (why := notes.why_nothing(spec, frames)):
-            caption = notes.ended(spec.caption or notes.described(spec))
-            note = f"{name} has nothing to show: {why}"
-            shown.append(Shown(name, "", caption, note, own=True, format=spec.format))
+        if name in named:
+            shown += _without_drawing(spec, frames, fault)
     return shown
+
+
+def _of_table(found: figures.WithTable | None) -> Drawn | None:
+    return found and Drawn(*found)
+
+
+def _without_drawing(spec: Figure, frames: Frames, fault: str) -> list[Shown]:
+    """The place of an own figure that has none, which says why; nothing while no run has passed."""
+    if fault:
+        note = f"{spec.name} {notes.ended(fault)}"
+    elif why := notes.why_nothing(spec, frames):
+        note = f"{spec.name} has nothing to show: {why}"
+    else:
+        return []
+    caption = notes.ended(spec.caption or notes.described(spec))
+    return [Shown(spec.name, "", caption, note, own=True, format=spec.format, fault=fault)]
 
 
 def _remove_others(folder: Path, names: Collection[str]) -> None:
@@ -107,9 +123,9 @@ def of_spec(spec: Figure, frames: Frames, interim: bool = False) -> Drawn | None
     except UnknownColumnError as error:
         if interim:
             return None
-        raise ReportError(f"report.figures: {spec.name}: {error}") from None
+        raise FigureError(spec.name, f"can't be drawn: {error}") from None
     except (TypeError, ValueError) as error:
-        raise ReportError(f"report.figures: {spec.name}: can't be drawn as {spec.kind}: {error}") from error
+        raise FigureError(spec.name, f"can't be drawn as {spec.kind}: {error}") from error
     return found and Drawn(*found, spec, rows, fits)
 
 
@@ -117,7 +133,7 @@ def _fits(spec: Figure, rows: pd.DataFrame) -> dict[str, Fit]:
     try:
         return fit_of(spec, rows) if spec.fit else {}
     except (TypeError, ValueError) as error:
-        raise ReportError(f"report.figures: {spec.name}: can't be fitted: {error}") from error
+        raise FigureError(spec.name, f"can't be fitted: {error}") from error
 
 
 def _saved(

@@ -10,14 +10,17 @@ from typing import Any
 import pandas as pd
 
 from megaboa import blends, metrics
+from megaboa.check.refusals import some
 from megaboa.config.models.outputs import Figure
+from megaboa.config.problems import some_nearest
 from megaboa.formats import text
 from megaboa.records import SweepAxis
 from megaboa.report.bits import has_several_tokenizers
-from megaboa.report.runs import RunResult
+from megaboa.report.runs import RunResult, by_score
 
 SEED = "training.seed"
 NOT_SET, UNKNOWN = "not set", "unknown"  # in place of a key's value, and of a measured one, that isn't known
+WITH_GAPS = ("validation", "exports")  # tables in which every row was measured; in others a value may be of other steps
 PARAMS, TOKENS, FLOPS = "params", "trained_tokens", "train_flops"
 
 
@@ -29,7 +32,7 @@ class Frames:
     """Tables of the runs that passed.
 
     `values`: what each run sets in the sweep; `unset`: what it has of the keys that only other runs set; `predicted`:
-    GiB by preflight; `axes`: those of the sweep that have labels.
+    GiB by preflight; `axes`: those of the sweep that have labels; `unscored`: runs whose evaluation failed.
     """
 
     def __init__(
@@ -39,16 +42,25 @@ class Frames:
         predicted: Mapping[str, float | None] | None = None,
         unset: Mapping[str, Mapping[str, Any]] | None = None,
         axes: Sequence[SweepAxis] = (),
+        unscored: Sequence[str] = (),
     ) -> None:
         self._runs = list(runs)
         self._values = _with_named_blends(values or {})
         self._predicted = predicted or {}
         self._unset = _with_named_blends(unset or {})
         self._axes = {axis.name: axis for axis in axes}
+        self._unscored = unscored
 
     def of(self, figure: Figure) -> pd.DataFrame:
-        """The rows and columns that a figure shows, with the name of the run."""
-        return self._chosen(figure).dropna(subset=_places(figure)).reset_index(drop=True)
+        """The rows and columns that a figure shows, with the name of the run.
+
+        A row whose value isn't finite stays in a curve: as a gap.
+        """
+        rows, places = self._chosen(figure), _places(figure)
+        if figure.kind == "line" and figure.over is None and figure.data in WITH_GAPS:
+            values = rows.groupby(["run", metrics.SERIES[figure.data]], sort=False)[figure.y]
+            rows, places = rows[values.transform("count") > 0], [figure.x]
+        return rows.dropna(subset=places).reset_index(drop=True)
 
     def lacking(self, figure: Figure, shown: Collection[str] = ()) -> dict[str, list[str]]:
         """The runs that a figure can't show, by the column of which they have no value. `shown`: those that it does."""
@@ -87,12 +99,11 @@ class Frames:
         if figure.over and figure.hue is None and "setting" not in asked:
             table = table.assign(setting=table["run"].map(self.settings(figure)))
             asked.append("setting")
-        asked += [name for part in ("p5", "p95") if (name := f"{figure.y}.{part}") in self.runs.columns]
+        asked += [name for name in metrics.named(figure.y).columns({}) if name in self.runs.columns]
         for name in asked:
             if name not in table.columns:
                 if name not in self.runs.columns:
-                    known = ", ".join(dict.fromkeys([*table.columns, *self.runs.columns]))
-                    raise UnknownColumnError(f"no run has the column {name!r}; there are {known}")
+                    raise UnknownColumnError(self._no_column(name, dict.fromkeys([*table.columns, *self.runs.columns])))
                 table = table.merge(self.runs[["run", name]], on="run", how="left")
         bars = figure.kind in ("bar", "box")
         groups = (figure.hue, figure.dash, figure.facet, figure.over, *figure.filter, figure.x if bars else None)
@@ -101,6 +112,18 @@ class Frames:
                 table = table.assign(**{name: self.named(table[name])})
         columns = list(dict.fromkeys(["run", *(name for name in asked if name not in figure.filter), *figure.filter]))
         return table[columns]
+
+    def _no_column(self, name: str, known: Collection[str]) -> str:
+        """Why there is no column of this name, and the nearest: for a score other scores alone."""
+        said, failed = f"no run has the column {name!r}", ""
+        if name.startswith(metrics.EVALUATION):
+            known = [other for other in known if other.startswith(metrics.EVALUATION)]
+            failed = f"evaluation of {some(self._unscored)} failed" if self._unscored else ""
+            if not known:
+                return f"{said}, as {f'the {failed}' if failed else 'no run was evaluated'}"
+        meant = " or ".join(map(repr, some_nearest(name, known)))
+        hint = f"did you mean {meant}?" if meant else f"there are {', '.join(known)}"
+        return f"{said}; {hint}{f' The {failed}' if failed else ''}"
 
     def pooled(self, figure: Figure, rows: pd.DataFrame) -> list[str]:
         """The swept keys, the model, and steps and sets, in which the values of one mean, bar, box or cell differ.
@@ -258,15 +281,16 @@ class Frames:
 
     @functools.cached_property
     def exports(self) -> pd.DataFrame:
-        """The results of every checkpoint that was exported along a run's training."""
-        rows = [
-            {"run": run.name, "step": one.iteration, "name": name, "value": value}
-            for run in self._runs
-            for one in run.along
-            for name, value in {"validation loss": one.loss, **one.values}.items()
-            if value is not None
-        ]
-        return pd.DataFrame(rows, columns=metrics.columns("exports"))
+        """The results of every checkpoint that was exported along a run's training; a score that one lacks, or that
+        isn't finite, is a row without a value."""
+        rows = []
+        for run in self._runs:
+            scores = dict.fromkeys(name for one in run.along for name in by_score(one.numbers))
+            for one in run.along:
+                losses = {} if one.loss is None else {"validation loss": one.loss}
+                for name, value in {**losses, **scores, **by_score(one.numbers)}.items():
+                    rows.append({"run": run.name, "step": one.iteration, "name": name, "value": finite(value)})
+        return pd.DataFrame(rows, columns=metrics.columns("exports")).astype({"value": float})
 
     @functools.cached_property
     def time(self) -> pd.DataFrame:

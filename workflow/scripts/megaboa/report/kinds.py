@@ -169,11 +169,16 @@ def line(axes: Axes, table: pd.DataFrame, spec: Figure, shades: Shades) -> pd.Da
             linewidth=width,
             linestyle=dashes.get(curve[spec.dash].iloc[0], "-") if spec.dash else "-",
             alpha=1.0 if shades.few or spec.dash or spec.direct else 0.55,
-            marker="o" if len(curve) <= FEW_POINTS else None,
+            marker=_marker(curve, spec),
             markersize=width + 2,
             solid_capstyle="round",
         )
     return pd.concat(curves)
+
+
+def _marker(curve: pd.DataFrame, spec: Figure) -> str | None:
+    """Curves of few points have markers, and those with gaps: a value between two gaps would be no line."""
+    return "o" if len(curve) <= FEW_POINTS or curve[spec.y].isna().any() else None
 
 
 def _series(spec: Figure, table: pd.DataFrame) -> list[str]:
@@ -191,7 +196,7 @@ def _equal(curves: Sequence[pd.DataFrame], spec: Figure) -> list[list[pd.DataFra
     """Groups of equal curves. Panels have a common legend, so their curves are not joined."""
     groups: dict[Hashable, list[pd.DataFrame]] = {}
     for place, curve in enumerate(curves):
-        points = (tuple(curve[spec.x]), tuple(curve[spec.y]))
+        points = (tuple(curve[spec.x]), tuple(curve[spec.y].fillna(math.inf)))  # NaN isn't equal to itself
         groups.setdefault(points if spec.facet is None else place, []).append(curve)
     return list(groups.values())
 
@@ -214,7 +219,7 @@ def _named_curves(axes: Axes, groups: Sequence[Sequence[pd.DataFrame]], spec: Fi
             label=name,
             linewidth=1.2,
             linestyle=dash,
-            marker="o" if len(group[0]) <= FEW_POINTS else None,
+            marker=_marker(group[0], spec),
             markersize=3.2,
         )
 
@@ -281,6 +286,7 @@ def direct(axes: Axes, table: pd.DataFrame, spec: Figure, shades: Shades) -> Non
     axes.set_ylim(axes.get_ylim())
     axes.set_xlim(axes.get_xlim())
     for level, part in table.groupby(shades.column, sort=False):
+        part = part.dropna(subset=[spec.y])
         last = part[part[spec.x] == part[spec.x].max()]
         at = axes.transAxes.inverted().transform(axes.transData.transform((last[spec.x].max(), last[spec.y].mean())))
         ends.append((at[1], level))
@@ -563,4 +569,4 @@ def crowd(table: pd.DataFrame, x: str, y: str) -> pd.DataFrame:
     table = table[table[x].isin(places[:: max(1, len(places) // MOST_PLACES)])]
     groups = table.groupby(x)[y]
     found = pd.DataFrame({name: groups.quantile(share) for name, share in _QUANTILES.items()})
-    return found.assign(n=groups.size()).reset_index()
+    return found.assign(n=groups.count()).reset_index()

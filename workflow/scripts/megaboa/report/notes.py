@@ -39,6 +39,14 @@ class ReportError(InputError):
     """A problem of a file that the user may edit."""
 
 
+class FigureError(ReportError):
+    """A figure that can't be drawn, and why."""
+
+    def __init__(self, name: str, why: str) -> None:
+        super().__init__(f"report.figures: {name}: {why}")
+        self.why = why
+
+
 def read_captions(path: Path) -> dict[str, str]:
     """Read a caption for every figure, from the file that the user may edit."""
     captions = yaml.safe_load(path.read_text(encoding="utf-8"))

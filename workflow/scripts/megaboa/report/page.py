@@ -19,7 +19,7 @@ from megaboa.report import style
 from megaboa.report.checks import by_subject, counts, faults, verdict
 from megaboa.report.contents import Contents
 from megaboa.report.expected import LIMIT, known_columns
-from megaboa.report.runs import RunResult, in_bits, passed
+from megaboa.report.runs import RunResult, by_score, in_bits, passed
 from megaboa.report.style import Shown
 from megaboa.report.tables import MOST_SWEPT, brief_settings, cell
 
@@ -118,7 +118,7 @@ def validated(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
 
 def evaluated(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
     """Every evaluated run, with a value or None for every key that any run has."""
-    return _rows({run.name: run.evaluation for run in runs if run.evaluation})
+    return _rows({run.name: by_score(run.evaluation) for run in runs if run.evaluation})
 
 
 def _rows(found: Mapping[str, Mapping[str, float]]) -> list[dict[str, Any]]:
@@ -128,15 +128,15 @@ def _rows(found: Mapping[str, Mapping[str, float]]) -> list[dict[str, Any]]:
 
 def along(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
     """Every export along a training, with a value or None for every key that any export has."""
-    found = [(run.name, one) for run in runs for one in run.along]
-    names = list(dict.fromkeys(name for _, one in found for name in one.numbers))
+    found = [(run.name, one, by_score(one.numbers)) for run in runs for one in run.along]
+    names = list(dict.fromkeys(name for *_, scores in found for name in scores))
     return [
         {
             "run": run,
             "step": one.iteration,
-            "values": {"validation loss": one.loss, **{name: one.numbers.get(name) for name in names}},
+            "values": {"validation loss": one.loss, **{name: scores.get(name) for name in names}},
         }
-        for run, one in found
+        for run, one, scores in found
     ]
 
 

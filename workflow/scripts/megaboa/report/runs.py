@@ -12,7 +12,7 @@ import pandas as pd
 
 from megaboa.blends import MAIN, documents_of_set, told_apart, validation_sets
 from megaboa.layout import NAMES, words
-from megaboa.metrics import EVALUATION, VALIDATION_SET
+from megaboa.metrics import EVALUATION, VALIDATION_SET, score
 from megaboa.observe.numbers import WARMUP_STEPS
 from megaboa.paths import ExperimentFolder, RunFolder
 from megaboa.plan.documents import RECIPE, cell
@@ -258,6 +258,11 @@ def in_bits(runs: Sequence[RunResult]) -> dict[str, dict[str, float]]:
 
     found = {run.name: {column(run, name): bits for name, bits in run.bits_per_byte.items()} for run in runs}
     return {run: values for run, values in found.items() if values}
+
+
+def by_score(numbers: Mapping[str, float]) -> dict[str, float]:
+    """Values of `evaluate` by their names in tables, which have columns of their own, too."""
+    return {score(key): value for key, value in numbers.items()}
 
 
 def passed(runs: Sequence[RunResult]) -> list[RunResult]:

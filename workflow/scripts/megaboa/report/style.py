@@ -142,6 +142,7 @@ class Shown:
     note: str = ""
     data: str | None = None  # path of its table
     own: bool = False  # the experiment's own
+    fault: str = ""  # "can't be drawn: ..."
     format: str = "page"
 
 

@@ -18,7 +18,7 @@ from megaboa.records import plain
 from megaboa.report.contents import Contents
 from megaboa.report.frames import SEED, Frames
 from megaboa.report.kinds import mean_band
-from megaboa.report.runs import RunResult, in_bits, passed
+from megaboa.report.runs import RunResult, by_score, in_bits, passed
 
 RUN = ("run", "state", "model", "layout")
 ON_PAGE = ("dp", "batch", "steps", "attempts")  # further columns of the page's table of runs
@@ -58,10 +58,10 @@ def save_tables(contents: Contents, frames: Frames, folder: Path) -> set[str]:
         "settings": settings,
         "validation": _measured({run.name: run.last_losses for run in runs if len(run.last_losses) > 1}),
         "bits_per_byte": _measured(in_bits(passed(runs))),
-        "evaluation": _measured({run.name: run.evaluation for run in runs if run.evaluation}),
+        "evaluation": _measured({run.name: by_score(run.evaluation) for run in runs if run.evaluation}),
         "along": pd.DataFrame(
             [
-                {"run": run.name, "step": one.iteration, "validation_loss": one.loss, **_written(one.numbers)}
+                {"run": run.name, "step": one.iteration, "validation_loss": one.loss, **_written(by_score(one.numbers))}
                 for run in runs
                 for one in run.along
             ]
@@ -156,11 +156,13 @@ def settings_table(runs: Sequence[RunResult], frames: Frames) -> pd.DataFrame:
     table = table.assign(missing=[len(group) for group in groups.values()] - table["n"])
     scores = dict.fromkeys(name for run in passed(runs) for name in run.scores)
     bits = [metrics.BITS] if frames.has_several_tokenizers else []
+    ends_of_scores = {f"{name}.{end}" for name in scores for end in BAND}
     for name in [*(metric.name for metric in metrics.used("settings")), *bits, *scores]:
         known = frames.runs.reindex(columns=["setting", name]).dropna()
         if len(known):
             band = mean_band(known, "setting", name).set_index("setting").reindex(list(groups))
-            ends = {name: band["mean"], **{f"{name}.{end}": band[end] for end in BAND}}
+            shown = f"{metrics.EVALUATION}{name}" if name in ends_of_scores else name  # `acc.n`, next to the n of `acc`
+            ends = {shown: band["mean"], **{f"{shown}.{end}": band[end] for end in BAND}}
             table = table.assign(**{column: values.to_numpy() for column, values in ends.items()})
     return table
 
