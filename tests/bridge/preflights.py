@@ -44,7 +44,12 @@ ERNIE = {  # Bridge asks for Transformer Engine's layers, whatever is at hand
     **{"model_type": "ernie4_5_moe", "moe_num_experts": 4, "moe_k": 2, "moe_num_shared_experts": 1},
     **{"moe_layer_start_index": 0, "moe_layer_end_index": 5, "moe_layer_interval": 1, "tie_word_embeddings": False},
 }
+MINIMAX = {  # Bridge calls Transformer Engine's layers, of which None is here
+    **{name: value for name, value in MOE.items() if name not in ("decoder_sparse_step", "num_experts")},
+    **{"model_type": "minimax_m2", "intermediate_size": 16, "num_local_experts": 4},
+}
 MODELS = {
+    "minimax": (MINIMAX, "MiniMaxM2ForCausalLM"),
     "ernie": (ERNIE, "Ernie4_5_MoeForCausalLM"),
     "grouped": (GROUPED, "Glm4MoeForCausalLM"),
     "biased": (BIASED, "LlamaForCausalLM"),

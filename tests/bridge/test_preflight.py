@@ -159,6 +159,7 @@ BRIDGES_ALONE = {
 }
 # The same words, of switches that the run leaves on.
 FOR_THE_IMAGE = {
+    "layers of Transformer Engine": {"model": "minimax"},
     "deferred gradients": {"parallel": {"pp": 2}, "overrides": DEFERRED},
     "recomputed activations of experts": {
         "model": "moe",

@@ -17,7 +17,15 @@ from tiny_models import DENSE, MOE, TIED_BF16, specification, train_tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import megaboa
-from megaboa.bridge.source import base_of_adapters, copy_settings, has_weights, obtain, saved_tensors, settings_digests
+from megaboa.bridge.source import (
+    base_of_adapters,
+    class_of,
+    copy_settings,
+    has_weights,
+    obtain,
+    saved_tensors,
+    settings_digests,
+)
 from megaboa.bridge.tensor_checks import kinds
 from megaboa.bridge.weights import Tensors
 from megaboa.errors import InputError
@@ -328,3 +336,14 @@ def test_a_licence_goes_with_the_export_and_is_no_part_of_the_model(folder, tmp_
     assert settings_digests(found).keys() - copied_before == {"LICENSE.txt", "NOTICE"}
     copy_settings(found, "float32", tmp_path)
     assert (tmp_path / "LICENSE.txt").read_text() == "mine" and (tmp_path / "NOTICE").read_text() == "read it"
+
+
+def test_transformers_models_call_no_kernels_of_gpus(monkeypatch):
+    """Where flash-linear-attention and causal-conv1d are installed, and a GPU is there, Qwen3-Next's does, and its
+    reference is computed on the CPU."""
+    from transformers.models.qwen3_next import modeling_qwen3_next
+
+    monkeypatch.setattr(modeling_qwen3_next, "causal_conv1d_fn", "of a GPU")
+    monkeypatch.setattr(modeling_qwen3_next, "FusedRMSNormGated", "of a GPU")
+    assert class_of(AutoConfig.for_model("qwen3_next")).__name__ == "AutoModelForCausalLM"
+    assert modeling_qwen3_next.causal_conv1d_fn is modeling_qwen3_next.FusedRMSNormGated is None

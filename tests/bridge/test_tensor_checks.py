@@ -178,3 +178,12 @@ def test_a_mixture_of_experts_that_is_cut_to_its_dense_layers_has_none(tmp_path)
     assert "experts" not in checks(tmp_path, DENSE, num_hidden_layers=2, **config)
     (tmp_path / "sparse").mkdir()
     assert checks(tmp_path / "sparse", DENSE, num_hidden_layers=3, **config)["experts"][0] == "FAIL"
+
+
+def test_a_hybrid_model_has_the_kinds_of_layers_that_its_config_names(tmp_path):
+    """Nemotron-H's config has 8 experts in any case."""
+    kinds = {"model_type": "nemotron_h", "tie_word_embeddings": False}
+    assert "experts" not in checks(tmp_path, DENSE, layers_block_type=["mamba", "attention", "mlp"], **kinds)
+    (tmp_path / "sparse").mkdir()
+    found = checks(tmp_path / "sparse", DENSE, layers_block_type=["mamba", "moe"], **kinds)
+    assert found["experts"][0] == "FAIL"

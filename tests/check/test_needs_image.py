@@ -64,6 +64,8 @@ ABSENT = {  # as Megatron and Bridge say it
     "ImportError: Transformer Engine is not installed. Please install it": "Engine",
     "ModuleNotFoundError: No module named 'transformer_engine'": "Engine",
     "NameError: name 'TESpecProvider' is not defined": "layers",
+    "TypeError: 'NoneType' object is not callable (backend = TESpecProvider())": "layers",
+    "TypeError: cannot pickle 'cell' object": "layers",
     "StopIteration: when instantiating SelfAttention": "mocks",
     "ImportError: MambaSSM is not installed.": "mamba-ssm",
     GROUPED: "grouped",

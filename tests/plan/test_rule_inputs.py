@@ -44,6 +44,20 @@ def test_what_comes_before_training_trains_nothing_again(made):
     assert waited_for[-3:] == ["preflight.json", *names(made.inputs.index("other")), "models/dense/proof.json"]
 
 
+def test_a_capture_waits_for_the_index_that_it_reads(made, plan_of, tmp_path):
+    """Of fine-tuning. It failed where nothing was trained before; pretraining's makes its own."""
+    assert made.inputs.index_of_capture("other") == []
+    text = (
+        "task: sft\ncorpora: {stdlib: {source: python-stdlib, messages: messages}}\ndata: {blend: stdlib}\n"
+        "tuning: {template: config/experiments/templates/chatml.jinja}\nmodels: {dense: {init: pretrained}}\n"
+    )
+    shared = Shared(plan_of(text), tmp_path / "results")
+    inputs = Inputs(shared, made.inputs.planned, old)
+    [run] = [run.name for run in shared.plan.runs]
+    [index] = inputs.index_of_capture(run)
+    assert index == inputs.index(run)[0] and "/indexes/" in index
+
+
 def test_without_an_image_nothing_waits_for_one(made):
     """Its manifest then tells of this Python."""
     write_json(made.shared.paths.specs.image, {})

@@ -10,6 +10,7 @@ rule capture:
         settings=planned("runs/{run}/profile.json"),
         image=lambda wildcards: INPUTS.image(wildcards.run),
         preflight=lambda wildcards: INPUTS.preflight(wildcards.run),
+        index=lambda wildcards: INPUTS.index_of_capture(wildcards.run),
     output:
         "<experiment>/runs/{run}/trace.json",
     log:

@@ -6,8 +6,11 @@ The CPU backend, where it is needed, must be active before this module is import
 from __future__ import annotations
 
 import contextlib
+import importlib.util
+import logging
 import os
 import shutil
+import sys
 from collections import deque
 from collections.abc import Iterator
 from datetime import timedelta
@@ -17,11 +20,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from megatron.bridge import AutoBridge
+from megatron.bridge.models.conversion import model_bridge
 from megatron.bridge.models.hf_pretrained.causal_lm import PreTrainedCausalLM
 from megatron.bridge.models.hf_pretrained.state import StateDict
 from megatron.core import parallel_state
 from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
+from megatron.core.transformer.enums import AttnBackend
 from torch.nn.functional import gelu, silu
 from transformers import AutoConfig, PreTrainedConfig
 
@@ -32,11 +37,14 @@ from megaboa.bridge.source import copy_settings, has_weights
 from megaboa.check.rope import YARN_DEFAULTS
 from megaboa.conversion import WHOLE
 from megaboa.errors import InputError, no_room
+from megaboa.formats import some_of
 from megaboa.layout import AXES, Layout
 from megaboa.records import ModelSource
 
 # Settings for models that aren't trained: gradient accumulation fusion needs Apex, which may not be installed.
 UNTRAINED = {"gradient_accumulation_fusion": False}
+# FlashAttention, which Bridge sets for Gemma and hybrid models, has no fp32, in which logits are compared.
+ANY_PRECISION = {"attention_backend": AttnBackend.auto}
 # All parameters come from files, as the proof verifies. Drawing random ones would take a minute per 8 billion.
 UNDRAWN = {"perform_initialization": False}
 # Bridge's fields of YaRN's keys that a config may leave out.
@@ -45,6 +53,9 @@ YARN = {"yarn_beta_fast": "beta_fast", "yarn_beta_slow": "beta_slow", ROUNDS: "t
 APPROXIMATE = ("bias_activation_fusion", "use_te_activation_func", "use_transformer_engine_op_fuser")
 # The launcher notices a rank that dies. One that reads a large model, or waits for another job's, is merely slow.
 PATIENCE = timedelta(days=1)
+FUSED_SOFTMAX = "scaled_masked_softmax_cuda"
+UNMAPPED = "No mapping found for megatron_param: "
+SHOWN = 5  # parameters that an error names
 
 
 def import_checkpoint(source: ModelSource, folder: Path, layout: Layout = WHOLE) -> None:
@@ -56,19 +67,38 @@ def import_checkpoint(source: ModelSource, folder: Path, layout: Layout = WHOLE)
     provider = provider_of(bridge)
     vars(provider).update({**UNTRAINED, **UNDRAWN, **sizes(layout)})
     provider.finalize()
-    try:
-        model = provider.provide_distributed_model(wrap_with_ddp=False, use_cpu_initialization=True)
-    except AttributeError as error:
-        if "megatron_module" not in str(error):
-            raise
-        # Bridge 0.6.2 loads as if each parameter had a task. Its warnings name those without.
-        raise InputError(
-            f"models.{source.name}: Megatron-Bridge's converter knows no tensor for parameters that the model has on "
-            f"device {source.device}: the log has each as 'No mapping found'. Some families are known on GPUs only"
-        ) from error
+    with _unmapped() as unmapped:
+        try:
+            model = provider.provide_distributed_model(wrap_with_ddp=False, use_cpu_initialization=True)
+        except AttributeError as error:
+            if "megatron_module" not in str(error) or not unmapped:
+                raise
+            # Bridge 0.6.2 loads as if each parameter had a task.
+            elsewhere = "; some families are known on GPUs only" if source.device == "cpu" else ""
+            raise InputError(
+                f"models.{source.name}: Megatron-Bridge's converter knows no tensor for parameters that the model has "
+                f"on device {source.device}: {some_of(unmapped, SHOWN)}{elsewhere}"
+            ) from error
     process.save_in_foreground()
     with _full_disks_told():
         bridge.save_megatron_model(model, folder, hf_tokenizer_path=source.tokenizer, low_memory_save=True)
+
+
+@contextlib.contextmanager
+def _unmapped() -> Iterator[list[str]]:
+    """Collect the parameters for which Bridge's converter has no tensor: it only warns of each."""
+    found: list[str] = []
+
+    def collect(record: logging.LogRecord) -> bool:
+        _, told, name = record.getMessage().partition(UNMAPPED)
+        found.extend([name] if told and name not in found else [])
+        return not told
+
+    model_bridge.logger.addFilter(collect)
+    try:
+        yield found
+    finally:
+        model_bridge.logger.removeFilter(collect)
 
 
 @contextlib.contextmanager
@@ -152,6 +182,8 @@ def provider_of(bridge: AutoBridge, load_weights: bool = True) -> Any:
         provider.mrope_section = list(rope["mrope_section"])
     with_yarn_defaults(provider)
     with_own_activation(provider)
+    with_softmax_that_is_there(provider)
+    with_public_layers(provider)
     return provider
 
 
@@ -167,6 +199,23 @@ def with_own_activation(model: Any) -> None:
     converters fuse all. GPT-OSS's quick GELU with an offset has a kernel, in experts."""
     if model.activation_func is not silu and not model.glu_linear_offset:
         model.bias_activation_fusion = False
+
+
+def with_softmax_that_is_there(model: Any) -> None:
+    """Don't ask for the fused softmax of Megatron's own attention (Gemma 4's) where its extension isn't installed: it
+    comes with images alone."""
+    if importlib.util.find_spec(FUSED_SOFTMAX) is None:
+        model.masked_softmax_fusion = False
+
+
+def with_public_layers(model: Any) -> None:
+    """Give the function that describes a model's layers a public name, if its own is private (ERNIE 4.5, EXAONE MoE):
+    Bridge 0.6.2 writes it into checkpoints, and reads no private names there."""
+    layers = getattr(model, "transformer_layer_spec", None)
+    name = getattr(layers, "__qualname__", "")
+    if name.startswith("_") and "." not in name:
+        layers.__name__ = layers.__qualname__ = name.lstrip("_")
+        setattr(sys.modules[layers.__module__], layers.__name__, layers)
 
 
 def refuse_other_gelu(model: Any, source: ModelSource) -> None:
@@ -188,8 +237,11 @@ def bridge_of(source: ModelSource) -> AutoBridge:
 
 def load_checkpoint(bridge: AutoBridge, checkpoint: Path, layout: Layout = WHOLE) -> list[torch.nn.Module]:
     """The model of a checkpoint, whole or this rank's part of it, regardless of the layout that saved it."""
+    with_public_layers(bridge.to_megatron_provider(load_weights=False))
     with untrusted.told(checkpoint):
-        return bridge.load_megatron_model(checkpoint, wrap_with_ddp=False, mp_overrides={**UNTRAINED, **sizes(layout)})
+        return bridge.load_megatron_model(
+            checkpoint, wrap_with_ddp=False, mp_overrides={**UNTRAINED, **ANY_PRECISION, **sizes(layout)}
+        )
 
 
 @contextlib.contextmanager
@@ -198,7 +250,8 @@ def process_groups(device: str, layout: Layout = WHOLE) -> Iterator[None]:
 
     A single process uses a store in memory, so it needs no port, which another job might want.
     """
-    os.environ["NVIDIA_TF32_OVERRIDE"] = "0"  # otherwise Transformer Engine uses TF32 for fp32; logits are compared
+    # Otherwise Transformer Engine, and kernels of Triton, use TF32 for fp32; logits are compared.
+    os.environ |= {"NVIDIA_TF32_OVERRIDE": "0", "TRITON_F32_DEFAULT": "ieee"}
     if layout.world_size == 1:
         dist.init_process_group("gloo" if device == "cpu" else "nccl", store=dist.HashStore(), rank=0, world_size=1)
     else:

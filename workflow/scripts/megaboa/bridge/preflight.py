@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib.util
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -256,7 +257,13 @@ def _objection(error: BaseException, run: RunSpec) -> str:
 
 def _sentence(error: BaseException) -> str:
     said = " ".join(str(error).split())
-    return said if isinstance(error, InputError) else f"{type(error).__name__}: {said}"
+    if isinstance(error, InputError):
+        return said
+    named = f"{type(error).__name__}: {said}"
+    if "'NoneType' object" not in said:
+        return named
+    line = traceback.extract_tb(error.__traceback__)[-1].line  # without it nobody knows what is None
+    return f"{named} ({line})"
 
 
 def _failed(*reasons: str) -> RunCheck:

@@ -60,10 +60,11 @@ def prepare(device: str, threads: int = 1) -> None:
 def make_fit(device: str, threads: int = 1) -> None:
     """Set the number of threads, and activate the CPU backend if that is asked for."""
     warnings.simplefilter("ignore")
-    from megaboa.bridge import latent_attention, profilers
+    from megaboa.bridge import latent_attention, post_norms, profilers
 
     profilers.add_field()
     latent_attention.complete()
+    post_norms.complete()
     import torch
 
     torch.set_num_threads(threads)

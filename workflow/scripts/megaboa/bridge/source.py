@@ -10,6 +10,7 @@ import inspect
 import itertools
 import os
 import shutil
+import sys
 from collections.abc import Iterable
 from importlib.metadata import version
 from pathlib import Path
@@ -42,6 +43,9 @@ TOKENIZER_FILES = [*tokenizer.FILES, TEMPLATE_FILES]
 # Keys that transformers converts when it reads a config.
 CONVERTED_KEYS = {"rope_theta", "rope_scaling", "partial_rotary_factor", "torch_dtype"}
 SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
+# Kernels for GPUs, and parts made of them, under their names in transformers' modules: None where none is installed.
+GPU_KERNELS = {"causal_conv1d_fn", "causal_conv1d_update", "chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"}
+GPU_KERNELS |= {"FusedRMSNormGated"}
 # Size of the perturbation of one-dimensional weights (norms, biases), which would otherwise be identical.
 PERTURBATION = 0.02
 
@@ -134,7 +138,17 @@ def class_of(config: PreTrainedConfig) -> type[_BaseAutoModelClass]:
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     sees = BY_NAME["vlm"].families
-    return AutoModelForImageTextToText if config.model_type in sees else AutoModelForCausalLM
+    found = AutoModelForImageTextToText if config.model_type in sees else AutoModelForCausalLM
+    _without_gpu_kernels(found, config)
+    return found
+
+
+def _without_gpu_kernels(automatic: type[_BaseAutoModelClass], config: PreTrainedConfig) -> None:
+    """Let transformers' model compute on the CPU, as it does here: where flash-linear-attention and causal-conv1d are
+    installed, Qwen3-Next's would call their kernels for GPUs."""
+    if (model := automatic._model_mapping.get(type(config), None)) is not None:
+        module = sys.modules[model.__module__]
+        vars(module).update(dict.fromkeys(vars(module).keys() & GPU_KERNELS))
 
 
 def read_config(folder: str | Path, key: str) -> PreTrainedConfig:

@@ -109,7 +109,11 @@ def complete(weights: Tensors, config: PreTrainedConfig) -> list[Check]:
 
 
 def _is_dense(text: PreTrainedConfig) -> bool:
-    """Whether all layers are among the first, dense ones, as in a DeepSeek-V3 of three layers."""
+    """Whether no layer has experts: in a DeepSeek-V3 of three layers all are among the first, dense ones, and a hybrid
+    model has kinds of layers (Nemotron-H, whose config has a number of experts in any case)."""
+    kinds = getattr(text, "layers_block_type", None)
+    if kinds and "moe" not in kinds:
+        return True
     return (getattr(text, "first_k_dense_replace", None) or 0) >= text.num_hidden_layers
 
 

@@ -32,7 +32,10 @@ ABSENT_TE = "|".join(
 )
 MISSING = {
     r"^StopIteration\b": "Transformer Engine layers, for which Bridge has only mocks here that can't be built",
-    "'TESpecProvider' is not defined": "Transformer Engine's layers",
+    # The last two are what a name or a mock in place of Transformer Engine's modules leads to.
+    r"'TESpecProvider' is not defined|TESpecProvider\(\)|^TypeError: cannot pickle 'cell' object": (
+        "Transformer Engine's layers"
+    ),
     "MambaSSM is not installed|No module named 'mamba_ssm": "mamba-ssm",
     "requires FusedAdam from TransformerEngine, but not found": "Transformer Engine's Adam with states in fewer bits",
     ABSENT_TE: "Transformer Engine",

@@ -65,6 +65,10 @@ class Inputs:
         """The index of a run's data; not every run has one."""
         return [self._before_training(run, path) for path in self.shared.index_manifest(self.shared.runs[run])]
 
+    def index_of_capture(self, run: str) -> list[str]:
+        """The index that a capture reads: its few steps of pretraining make their own."""
+        return self.index(run) if self.shared.runs[run].run.is_tuned else []
+
     def image(self, run: str) -> list[str]:
         """The image; empty if ranks run in this Python. A trained run knows its image by digest, not by time stamp;
         only an image made in this call may have a new digest."""
