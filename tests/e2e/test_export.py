@@ -205,10 +205,13 @@ def test_the_best_and_any_kept_checkpoint(done):
         (done.path / "hf.yaml").write_text(text)
         assert done.planned("export", "--configfile", "hf.yaml") == {"export": 1, "export_model": 1, "prove_export": 1}
         done.snakemake("export", "--configfile", "hf.yaml")
-        found = done.json("hf", "runs", "dp2", "export.json")["iteration"]
-        losses = [event for event in read_lines(store) if event["event"] == "eval" and event["step"] in (2, 4, 6)]
-        best = min(losses, key=lambda event: event["losses"]["lm loss"])["step"]
-        assert found == (iteration or best)
+        export = done.json("hf", "runs", "dp2", "export.json")
+        evaluated = [event for event in read_lines(store) if event["event"] == "eval"]
+        losses = {event["step"]: event["losses"]["lm loss"] for event in evaluated if event["step"] in (2, 4, 6)}
+        best = min(losses, key=losses.get)
+        assert export["iteration"] == (iteration or best)
+        chosen_from = {"loss": losses[best], "evaluated": 3, "kept": 3}
+        assert export.get("best") == (None if iteration else chosen_from)
 
 
 def test_a_damaged_checkpoint_is_not_exported(done):

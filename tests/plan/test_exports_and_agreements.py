@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -52,6 +53,78 @@ def test_a_step_to_export_must_be_one_that_is_kept(
     said = f"export.checkpoint: no checkpoint of step {wanted} is kept, the nearest is of {nearest}: name a step"
     with pytest.raises(ConfigError, match=said):
         plan_of(text, **given)
+
+
+CORPORA = "corpora: {text: {source: python-stdlib}, b: {source: 'hf:org/b'}}\n"
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ("training: {eval_iters: 0}", "training.eval_iters is 0: set it to 1 or more, or name `final` or a step"),
+        ("data: {split: '99,0,1'}", "data.split is '99,0,1', which leaves nothing for validation: raise its second"),
+        ("overrides: {validation.eval_iters: 0}", "training.eval_iters is 0: set it to 1 or more"),
+        (CORPORA + "data: {blend_per_split: {train: text}}", "data.blend_per_split.valid is not set: name a corpus"),
+        (CORPORA + "data: {blend_per_split: {train: text, valid: b}}", None),
+        ("", None),
+    ],
+)
+def test_the_best_checkpoint_needs_a_validation_loss(plan_of: PlanOf, settings: str, said: str | None) -> None:
+    text = f"export: {{runs: all, checkpoint: best}}\n{settings}\n"
+    given = {"training.train_iters": 40, "checkpoint.save_interval": 10}
+    if said is None:
+        assert plan_of(text, **given).exports == ["run"]
+        return
+    expected = f"export.checkpoint: is `best`, and the run has no validation loss, as {said}"
+    with pytest.raises(ConfigError, match=re.escape(expected)):
+        plan_of(text, **given)
+    plan_of(text.replace("best", "final"), **given)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            {"training.eval_interval": 30, "checkpoint.save_interval": 20, "training.train_iters": 50},
+            "none of the others (20, 40) is evaluated: training.eval_interval is 30, and checkpoint.save_interval 20; "
+            "set training.eval_interval to 20",
+        ),
+        (
+            {"training.eval_interval": 6, "checkpoint.save_interval": 20, "training.train_iters": 50},
+            "(20, 40) is evaluated: training.eval_interval is 6, and checkpoint.save_interval 20; "
+            "set training.eval_interval to 5",
+        ),
+        (
+            {"training.eval_interval": 1000, "checkpoint.save_interval": 300, "training.train_iters": 2000},
+            "set training.eval_interval to 900",
+        ),
+        (
+            {"checkpoint.save_interval": 20, "training.train_iters": 50},
+            "(20, 40) is evaluated: training.eval_interval is not set; set training.eval_interval to 20",
+        ),
+        (
+            {"training.eval_interval": 10, "checkpoint.save_interval": 10, "checkpoint.keep_last": 1},
+            "no other is kept: lower checkpoint.save_interval, or raise keep_last",
+        ),
+        ({"training.eval_interval": 30, "checkpoint.save_interval": 20, "training.train_iters": 70}, None),
+        ({"training.eval_interval": 10, "checkpoint.save_interval": 20, "training.train_iters": 50}, None),
+    ],
+)
+def test_a_best_checkpoint_that_can_only_be_the_last_is_warned_of(
+    plan_of: PlanOf, given: dict[str, int], said: str | None
+) -> None:
+    given = {"training.train_iters": 40, **given}
+    of_best = [text for text in plan_of("export: {runs: all, checkpoint: best}", **given).warnings if "best is" in text]
+    if said is None:
+        assert of_best == []
+        return
+    [warning] = of_best
+    assert warning.startswith(
+        f"export.checkpoint: best is the checkpoint of the last step, {given['training.train_iters']}, as "
+    )
+    assert warning.endswith(said)
+    final = plan_of("export: {runs: all}", **given)
+    assert not [text for text in final.warnings if "best is" in text]
 
 
 def test_a_step_that_was_exported_needs_its_checkpoint_no_more(

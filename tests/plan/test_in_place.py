@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections.abc import Callable
@@ -14,12 +15,12 @@ import pytest
 from megaboa.commands import inspect
 from megaboa.config import ConfigError
 from megaboa.errors import InputError
-from megaboa.files import link, write_json
+from megaboa.files import link, write_json, write_text
 from megaboa.paths import RunFolder
 from megaboa.plan import Plan, in_place, restarts
 from megaboa.plan.mismatches import obstacles
 from megaboa.plan.shared import Shared
-from megaboa.records import AttemptEnd, AttemptStart, Identity, Kept, TrainRecord, plain, read, write
+from megaboa.records import LM_LOSS, AttemptEnd, AttemptStart, Identity, Kept, TrainRecord, plain, read, write
 from megaboa.run import checkpoints, ledger, supervisor
 from megaboa.run.call import TrainingFailed
 from megaboa.run.identity import identity_of, is_trained, store_of, stored
@@ -85,6 +86,24 @@ def test_more_steps_go_on_from_the_last_checkpoint_and_the_same_plan_stays(train
     assert parent_of(trainer.call(**{"training.train_iters": 40})) == parent_of(longer)
     trainer.train(longer, 30)
     assert parent_of(trainer.call(**{"training.train_iters": 40})) == parent_of(longer)
+
+
+@pytest.mark.parametrize("evaluated", [True, False])
+def test_the_best_checkpoint_may_be_one_of_the_steps_before(trainer: Trainer, evaluated: bool) -> None:
+    best = "export: {runs: all, checkpoint: best}\n"
+    trainer.train(trainer.call(best + FROM_THE_START), 10, 20)
+    [(store, _)] = stored(trainer.folder)
+    if evaluated:
+        lines = ({"event": "step", "step": 1}, {"event": "eval", "step": 20, "losses": {LM_LOSS: 2.0}})
+        write_text(store.path / "attempts/01/steps.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+    longer = {"training.train_iters": 40, "checkpoint.save_interval": 40}
+    if not evaluated:
+        assert [text for text in trainer.plan(best + ITSELF, **longer).warnings if "best is" in text]
+        with pytest.raises(ConfigError, match=r"export\.checkpoint: is `best`, and the run has no validation loss"):
+            trainer.plan(best + ITSELF, **{**longer, "training.eval_iters": 0})
+        return
+    assert trainer.plan(best + ITSELF, **{**longer, "training.eval_iters": 0}).exports == ["base"]
+    assert not [text for text in trainer.plan(best + ITSELF, **longer).warnings if "best is" in text]
 
 
 def test_what_it_was_is_kept_next_to_it(trainer: Trainer) -> None:

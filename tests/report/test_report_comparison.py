@@ -4,6 +4,7 @@ import json
 import math
 import re
 
+import made
 import pytest
 from called import called
 from fake_runs import FakeExperiment, loss_at
@@ -23,17 +24,17 @@ PYTHON = {"torch": "2.9.1", "Snakemake_x": "1.0"}
 
 def results(root, noise=0.0, agreements=(TWINS,), **losses):
     """dp1, which is exported, a twin of it, and tp2; `noise` is what this machine's rounding does to all of them."""
-    made = FakeExperiment(root)
+    fake = FakeExperiment(root)
     for number, name in enumerate(("dp1", "tp2", "dp1-twin1")):
-        made.completed_run(name, steps=30, noise=noise + number * 1e-6, losses=losses.get(name.replace("-", "_")))
-        made.measure(name)
-    made.export("dp1")
+        fake.completed_run(name, steps=30, noise=noise + number * 1e-6, losses=losses.get(name.replace("-", "_")))
+        fake.measure(name)
+    fake.export("dp1")
     write_json(
-        made.results / "specs" / "report.json",
+        fake.results / "specs" / "report.json",
         {"title": None, "proofs": [], "agreements": [plain(one) for one in agreements]},
     )
-    write_json(made.results / "data" / "text.json", {"digest": f"of {root.name[:1]}"})
-    return made.results
+    write_json(fake.results / "data" / "text.json", {"digest": f"of {root.name[:1]}"})
+    return fake.results
 
 
 def bundle(path, folder, packages=PYTHON, **values):
@@ -69,7 +70,7 @@ def test_a_bundle_agrees_with_itself(tmp_path, first):
     html = (out / "index.html").read_text()
     assert "Of 2 runs: 2 equal." in html and "All packages have the same versions." in html
     assert "was not trained again: dp1, tp2, dp1-twin1." in html
-    assert "Nothing: configuration, corpora, tokenizers and models are the same." in html
+    assert "Nothing: configuration, corpora, tokenizers, models and evaluation scripts are the same." in html
 
 
 def test_another_machines_rounding_is_within_what_rounding_does_there(tmp_path, first):
@@ -100,6 +101,36 @@ def test_results_of_evaluations_are_next_to_each_other(tmp_path):
     }  # fmt: skip
 
 
+def differences(tmp_path, *sides):
+    """What the page says that differs, if `sides` are the evaluations of dp1."""
+    for side, found in zip("ab", sides, strict=True):
+        write(results(tmp_path / side) / "runs/dp1/evaluation.json", made.evaluation(run="dp1", **found))
+        write_json(tmp_path / side / "results/tiny/data/text.json", {"digest": "same"})
+    _, out = compare(tmp_path, *(bundle(tmp_path / f"{side}.zip", tmp_path / side / "results/tiny") for side in "ab"))
+    return re.findall(r"<li>(.*?)</li>", (out / "index.html").read_text())
+
+
+def test_an_edited_script_of_the_evaluation_is_a_difference(tmp_path):
+    one, other = ({"command": "python my.py", "files": {"my.py": letter * 64}} for letter in "ab")
+    said = ["evaluate.command: my.py with SHA-256 aaaaaaaa, in B bbbbbbbb (dp1)"]
+    assert differences(tmp_path, one, other) == said
+
+
+def test_another_command_of_the_evaluation_is_a_difference(tmp_path):
+    one = {"command": "python my.py", "files": {"my.py": "a"}}
+    other = {"command": "python my.py --fast x.py", "files": {"my.py": "a", "x.py": "b"}}
+    assert differences(tmp_path, one, other) == ["evaluate.command: python my.py, in B python my.py --fast x.py (dp1)"]
+
+
+@pytest.mark.parametrize(("files", "said"), [
+    ({}, ["evaluate.command: my.py with SHA-256 aaaaaaaa, in B unknown (dp1)"]),
+    ({"my.py": "a" * 64}, []),
+])  # fmt: skip
+def test_evaluations_of_older_versions_have_unknown_scripts(tmp_path, files, said):
+    one = {"command": "python my.py", "files": {"my.py": "a" * 64}}
+    assert differences(tmp_path, one, {"command": "python my.py", "files": files}) == said
+
+
 def test_losses_that_are_different_end_with_an_error(tmp_path, first):
     losses = {step: loss_at(step) + 0.01 for step in range(5, 31)}
     other = bundle(tmp_path / "b.zip", results(tmp_path / "b", tp2=losses))
@@ -110,21 +141,21 @@ def test_losses_that_are_different_end_with_an_error(tmp_path, first):
 
 
 def test_a_run_that_only_one_of_them_has_is_not_run(tmp_path, first):
-    made = FakeExperiment(tmp_path / "b")
-    made.completed_run("dp1", steps=30)
-    made.measure("dp1")
-    write_json(made.results / "specs" / "report.json", {"title": None, "proofs": [], "agreements": []})
-    done, out = compare(tmp_path, first, bundle(tmp_path / "b.zip", made.results))
+    other = FakeExperiment(tmp_path / "b")
+    other.completed_run("dp1", steps=30)
+    other.measure("dp1")
+    write_json(other.results / "specs" / "report.json", {"title": None, "proofs": [], "agreements": []})
+    done, out = compare(tmp_path, first, bundle(tmp_path / "b.zip", other.results))
     states = {check["run"]: check["state"] for check in checks(out)}
     assert done.returncode == 0 and states == {"dp1 in B": "PASS", "tp2 in B": "NOT_RUN"}
 
 
 def test_bundles_without_a_common_run_are_refused(tmp_path, first):
-    made = FakeExperiment(tmp_path / "b")
-    made.completed_run("other", steps=30)
-    made.measure("other")
-    write_json(made.results / "specs" / "report.json", {"title": None, "proofs": [], "agreements": []})
-    done, _ = compare(tmp_path, first, bundle(tmp_path / "b.zip", made.results))
+    other = FakeExperiment(tmp_path / "b")
+    other.completed_run("other", steps=30)
+    other.measure("other")
+    write_json(other.results / "specs" / "report.json", {"title": None, "proofs": [], "agreements": []})
+    done, _ = compare(tmp_path, first, bundle(tmp_path / "b.zip", other.results))
     assert done.returncode == 1 and "has no run of a name that" in done.stderr
 
 

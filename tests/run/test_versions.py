@@ -1,6 +1,7 @@
 """Which checkpoint of a run is exported, and of which of its versions."""
 
 import json
+import math
 from dataclasses import replace
 
 import pytest
@@ -8,9 +9,9 @@ import pytest
 from megaboa.errors import InputError
 from megaboa.files import write_json, write_text
 from megaboa.paths import EarlierRun, RunFolder
-from megaboa.records import Identity, Parent, TrainRecord, plain, read, write
+from megaboa.records import Best, Identity, Parent, TrainRecord, plain, read, write
 from megaboa.run import checkpoints
-from megaboa.run.versions import chosen, folder_of
+from megaboa.run.versions import Chosen, chosen, folder_of
 from megaboa.store_paths import RunStore
 
 RUN = {
@@ -49,7 +50,14 @@ def store(tmp_path):
 
 @pytest.mark.parametrize(("wanted", "found"), [("final", 30), ("best", 10), (20, 20)])
 def test_a_kept_checkpoint_is_chosen(folder, store, wanted, found):
-    assert chosen(folder, store, wanted) == (store, found)
+    one = chosen(folder, store, wanted)
+    assert (one.store, one.iteration) == (store, found)
+    assert one.best == (Best(loss=3.0, evaluated=2, kept=3) if wanted == "best" else None)
+
+
+def test_a_loss_that_is_not_a_number_is_never_the_best(folder, tmp_path):
+    store = store_with(tmp_path / "of losses", 10, 20, 30, only={10: math.nan, 20: 3.0, 30: math.inf})
+    assert chosen(folder, store, "best").iteration == 20
 
 
 @pytest.mark.parametrize("wanted", [40, 15])
@@ -103,7 +111,8 @@ def continued(folder, tmp_path):
 
 def test_best_and_a_step_are_looked_for_in_earlier_versions_too(continued):
     def of(wanted):
-        return chosen(continued.folder, continued.later, wanted)
+        found = chosen(continued.folder, continued.later, wanted)
+        return found.store, found.iteration
 
     assert of("best") == of(20) == (continued.first, 20), "25 is of none that the newest continues from"
     assert of(10) == (continued.first, 10)
@@ -117,7 +126,8 @@ def test_losses_on_other_data_are_not_compared(continued, change):
     now = read(Identity, continued.later.identity)
     changed = {key: {**getattr(now, key), **value} for key, value in change.items()}
     write_json(continued.later.identity, plain(replace(now, **changed)))
-    assert chosen(continued.folder, continued.later, "best") == (continued.later, 40)
+    found = chosen(continued.folder, continued.later, "best")
+    assert found == Chosen(continued.later, 40, Best(loss=4.0, evaluated=2, kept=4))
 
 
 def test_a_step_is_of_the_run_as_it_was_then(continued):

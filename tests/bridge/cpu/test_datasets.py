@@ -107,6 +107,13 @@ def _training_set(folder, data, corpora):
     """The training set of a blend, and Bridge's configuration."""
     from megatron.bridge.data.loaders import build_train_valid_test_datasets
     from megatron.bridge.data.utils import get_dataset_provider
+
+    config = _config(folder, data, corpora)
+    return build_train_valid_test_datasets(config, get_dataset_provider(config.dataset))[0], config
+
+
+def _config(folder, data, corpora):
+    """Bridge's configuration of a run with this data."""
     from megatron.bridge.recipes.common import _pretrain_common
 
     from megaboa.bridge import datasets
@@ -119,7 +126,7 @@ def _training_set(folder, data, corpora):
     config.dataset.path_to_cache = f"{folder}/cache-index"
     datasets.set_tokenizer(config)
     config.dataset.finalize()
-    return build_train_valid_test_datasets(config, get_dataset_provider(config.dataset))[0], config
+    return config
 
 
 def _index(folder, largest_token, start=0):
@@ -145,6 +152,27 @@ def _shared_and_weighted(folder):
     data = {"blend": {"odd": 2.0, "first": 1.0, "even": 1.0}, "split": "80,10,10"}
     rows = index.epochs(data["blend"], corpora, *_training_set(folder, data, corpora))
     return rows, index.warnings(rows, 0.0)
+
+
+def _evaluations(folder, data, iters):
+    """What the index job finds, and says, about evaluations. `weighted` has the datasets of `odd`, with weights."""
+    from megatron.bridge.data.loaders import build_train_valid_test_datasets
+    from megatron.bridge.data.utils import get_dataset_provider
+
+    from megaboa.bridge import datasets, index
+
+    corpora = read_corpora(folder)
+    parts = tuple(
+        replace(part, weight=weight) for part, weight in zip(corpora["odd"].datasets, (9.0, 1.0), strict=True)
+    )
+    corpora["weighted"] = replace(corpora["odd"], datasets=parts)
+    config = _config(folder, data, corpora)
+    config.validation.eval_iters = iters
+    splits = build_train_valid_test_datasets(config, get_dataset_provider(config.dataset))
+    sets = datasets.build_validation_sets(config, RunSpec(data=data), corpora)
+    found = {"valid": splits[1], **{f"valid/{name}": dataset for name, dataset in sets.items()}}
+    rows = list(index.evaluations(data, corpora, found, config))
+    return rows, list(index.repeated(rows))
 
 
 def _warnings(rows, limit):
@@ -196,6 +224,47 @@ def test_the_index_counts_datasets_by_corpus_and_weighted_ones_one_by_one(folder
         f"corpora.odd.megatron: {first}", f"corpora.odd.megatron: {second}", "corpus 'first'", "corpus 'even'"
     ][: len(said)]  # fmt: skip
     assert len(said) == 4 or (len(said) == 3 and parts[1].tokens_asked == 0)
+
+
+def remedy(most):
+    if most:
+        return f"set eval_iters to at most {most}, or validate on more text"
+    return "one batch is more than it has: validate on more text, or take smaller batches"
+
+
+def test_the_index_knows_what_evaluations_repeat(folder):
+    data = {"blend": {"odd": 1.0}, "split": "80,10,10", "validation_sets": {"far": {"even": 1.0}}}
+    rows, said = on_cpu(_evaluations, str(folder), data, 3)[0]
+    far, main = rows
+    assert (main.key, far.key) == ("data.split", "data.validation_sets.far")
+    assert (main.corpus, far.corpus) == ("odd", "even") and {row.asked for row in rows} == {3 * 4 * LENGTH}
+    manifests = read_corpora(folder)
+    assert far.there == manifests["even"].tokens and main.there == pytest.approx(0.1 * manifests["odd"].tokens, rel=0.2)
+    assert [row.most for row in rows] == [row.there // (4 * LENGTH) for row in rows]
+    assert far.most >= 3 > main.most >= 0
+    assert said == [
+        f"data.split: corpus 'odd' has {main.there} tokens for validation, and each evaluation reads 384 "
+        f"(training.eval_iters: 3), so it repeats some: {remedy(main.most)}"
+    ]
+    far, main = on_cpu(_evaluations, str(folder), data, far.most)[0][0]
+    assert far.asked <= far.there
+    _, said = on_cpu(_evaluations, str(folder), data, far.most + 1)[0]
+    assert len(said) == 2 and said[0].endswith(remedy(far.most))
+    assert on_cpu(_evaluations, str(folder), data, 0)[0] == ([], [])
+
+
+def test_of_a_blend_the_corpus_or_prefix_counts_that_evaluations_repeat_first(folder):
+    sets = {"validation_sets": {"mixed": {"even": 1.0, "weighted": 9.0}, "same": {"even": 9.0, "weighted": 1.0}}}
+    data = {"blend_per_split": {"train": {"odd": 1.0}, "valid": {"odd": 1.0}, "test": None}, **sets}
+    rows, said = on_cpu(_evaluations, str(folder), data, 20)[0]
+    mixed, same, main = rows
+    first = read_corpora(folder)["odd"].datasets[0]
+    assert (mixed.corpus, mixed.prefix, mixed.there) == ("weighted", first.prefix, first.tokens)
+    assert mixed.asked == pytest.approx(0.81 * 20 * 4 * LENGTH, abs=1)
+    assert mixed.most == int(first.tokens / (0.81 * 4 * LENGTH))
+    assert (same.corpus, same.prefix, same.asked) == ("even", "", round(0.9 * 20 * 4 * LENGTH))
+    assert (main.key, main.corpus, main.prefix) == ("data.blend_per_split.valid", "odd", "")
+    assert f"data.validation_sets.mixed: corpora.weighted.megatron: {first.prefix} has" in said[0]
 
 
 def test_ids_mean_the_same_tokens_in_all_corpora_and_in_the_model(tmp_path):

@@ -243,6 +243,9 @@ def test_examples_are_shared_out_and_counted(found):
     assert (read["examples"], read["cut"], read["silent"], read["positions"]) == (32, 0, 0, 32 * 128)
     assert read["tokens"] == 32 * read["longest"] and 0 < read["counted"] < read["tokens"]
     assert facts["corpora"][0]["epochs"] == 0.5
+    [evaluation] = facts["evaluations"]
+    assert (evaluation["unit"], evaluation["asked"], evaluation["there"], evaluation["most"]) == ("samples", 4, 8, 2)
+    assert found["ChatML, mixed"]["evaluations"] == [], "nothing is held out"
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,11 @@ def validation_sets(data: Tree) -> dict[str, Blend]:
     return data.get("validation_sets") or {}
 
 
+def key_of_validation(data: Tree) -> str:
+    """The key that decides which documents the main validation data consists of."""
+    return "data.split" if data.get("blend") else "data.blend_per_split.valid"
+
+
 def is_held_out(data: Tree, blend: Blend) -> bool:
     """Whether a validation set is the share of `data.blend` that training holds out, not a corpus of its own."""
     return any(name in (data.get("blend") or {}) for name in blend)

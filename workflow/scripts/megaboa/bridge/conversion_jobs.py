@@ -131,7 +131,8 @@ def export_model(
 
     With several ranks, each of them calls this.
     """
-    run, iteration = chosen(folder, RunStore(folder.store), spec.checkpoint)
+    picked = chosen(folder, RunStore(folder.store), spec.checkpoint)
+    run, iteration = picked.store, picked.iteration
     folder = folder_of(folder, run)
     train = read(TrainRecord, folder.train_manifest)
     checkpoints.require_sound(folder.name, run, iteration)
@@ -176,6 +177,7 @@ def export_model(
         file_bytes=file_bytes,
         digest=digest(files),
         files=files,
+        best=picked.best,
     )
 
 

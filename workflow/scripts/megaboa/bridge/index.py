@@ -6,7 +6,7 @@ Bridge builds it from the run's own configuration, as on rank 0 of the run, so t
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -20,7 +20,7 @@ from megatron.bridge.training.setup import _validate_and_set_vocab_size
 from megatron.core.datasets.masked_dataset import MaskedWordPieceDataset
 
 from megaboa import store
-from megaboa.blends import SPLITS, files_held_out, split_blends
+from megaboa.blends import SPLITS, files_held_out, key_of_validation, split_blends, validation_sets
 from megaboa.bridge import configuration, datasets, tuned_samples
 from megaboa.bridge.process import playing_rank_0_of
 from megaboa.bridge.quiet import quietly
@@ -33,6 +33,7 @@ from megaboa.records import (
     Corpus,
     CorpusRead,
     DataIndex,
+    EvaluationRead,
     IndexSpec,
     ModelSource,
     Sources,
@@ -60,7 +61,7 @@ def make(spec: IndexSpec, experiment: Path) -> DataIndex:
             write_json(partial / FACTS, facts)
     made = {"name": spec.name, "cache": str(final / "cache"), "max_epochs": spec.max_epochs}
     found = parse(DataIndex, {**read_json(final / FACTS), **made}, final / FACTS)
-    said = [*warnings(found.corpora, spec.max_epochs, has_data_of_parent(folder))]
+    said = [*warnings(found.corpora, spec.max_epochs, has_data_of_parent(folder)), *repeated(found.evaluations)]
     said += [text for name, corpus in folder.corpora.items() if (text := tokenizer.unknown_tokens(name, corpus))]
     if found.examples:
         said += tuned_samples.warnings(found.examples)
@@ -90,6 +91,7 @@ def build(folder: RunFolder, cache: Path) -> Tree:
             plain(row)
             for row in epochs(split_blends(run.data)["train"], inputs.corpora, found["train"], config, run.steps_before)
         ],
+        "evaluations": [plain(row) for row in evaluations(run.data, inputs.corpora, found, config)],
     }
 
 
@@ -207,6 +209,65 @@ def warnings(rows: Sequence[CorpusRead], limit: float, resumes: bool = False) ->
                 f"{limit:g}: train on fewer tokens, lower its weight, or raise the limit"
             )
     return said
+
+
+def evaluations(
+    data: Tree, corpora: datasets.Corpora, found: Mapping[str, Any], config: ConfigContainer
+) -> Iterator[EvaluationRead]:
+    """How much one evaluation reads of each validation set. `found`: the datasets, by split or `valid/<name>`."""
+    sets = {
+        f"{VALIDATION_SET}{name}": (f"data.validation_sets.{name}", one) for name, one in validation_sets(data).items()
+    }
+    if found.get("valid") is not None:
+        sets["valid"] = (key_of_validation(data), split_blends(data)["valid"])
+    for name, (key, blend) in sets.items() if config.validation.eval_iters else ():
+        yield _evaluation(key, blend, corpora, found[name], config)
+
+
+def _evaluation(
+    key: str, blend: dict[str, float], corpora: datasets.Corpora, dataset: Any, config: ConfigContainer
+) -> EvaluationRead:
+    """What one evaluation reads of the corpus, or weighted prefix, of which it asks for the largest part."""
+    batch = (config.validation.eval_global_batch_size or config.train.global_batch_size) * config.dataset.seq_length
+    weights = getattr(dataset, "weights", [1.0])
+    counted = iter(zip(weights, map(_tokens_of, getattr(dataset, "datasets", [dataset])), strict=True))
+    rows = []
+    for name in blend:
+        parts = [part for part in corpora[name].datasets if part.tokens]
+        found = list(itertools.islice(counted, len(parts)))
+        if parts[0].weight is None:  # all are read equally often
+            rows.append((name, "", *np.sum(found, axis=0)))
+        else:
+            rows += [(name, part.prefix, *one) for part, one in zip(parts, found, strict=True)]
+    corpus, prefix, weight, tokens = min(rows, key=lambda row: row[3] / row[2])
+    of_batch, iters = weight / sum(weights) * batch, config.validation.eval_iters
+    return EvaluationRead(
+        key=key,
+        corpus=corpus,
+        prefix=prefix,
+        unit="tokens",
+        asked=round(of_batch * iters),
+        there=int(tokens),
+        eval_iters=iters,
+        most=int(tokens / of_batch),
+    )
+
+
+def repeated(rows: Sequence[EvaluationRead]) -> Iterator[str]:
+    """Warnings of validation sets of which one evaluation reads documents several times."""
+    for row in rows:
+        if row.asked <= row.there:
+            continue
+        what = f"corpora.{row.corpus}.megatron: {row.prefix}" if row.prefix else f"corpus {row.corpus!r}"
+        remedy = (
+            f"set eval_iters to at most {row.most:,}, or validate on more text"
+            if row.most
+            else "one batch is more than it has: validate on more text, or take smaller batches"
+        )
+        yield (
+            f"{row.key}: {what} has {row.there:,} {row.unit} for validation, and each evaluation reads {row.asked:,} "
+            f"(training.eval_iters: {row.eval_iters}), so it repeats some: {remedy}"
+        )
 
 
 def has_data_of_parent(folder: RunFolder) -> bool:

@@ -27,13 +27,13 @@ from megatron.bridge.data.samplers import build_pretraining_data_loader
 from megatron.bridge.training.config import ConfigContainer, runtime_config_update
 from megatron.bridge.training.tokenizers.tokenizer import build_tokenizer
 
-from megaboa.blends import SPLITS, bounds_of, split_blends
+from megaboa.blends import SPLITS, bounds_of, key_of_validation, split_blends
 from megaboa.bridge import configuration
 from megaboa.bridge.finetuning import splits
 from megaboa.bridge.process import playing_rank_0_of
 from megaboa.errors import InputError
 from megaboa.paths import RunFolder
-from megaboa.records import NO_TEMPLATE, CorpusRead, ExamplesRead, RunSpec, ShownExample, Tree, plain
+from megaboa.records import NO_TEMPLATE, CorpusRead, EvaluationRead, ExamplesRead, RunSpec, ShownExample, Tree, plain
 
 FILES = dict(zip(SPLITS, ("training.jsonl", "validation.jsonl", "test.jsonl"), strict=True))  # names that Bridge uses
 LOOKED_AT = 100  # number of examples for which it is checked that the template includes their texts
@@ -104,7 +104,24 @@ def build(folder: RunFolder, cache: Path) -> Tree:
     asked = CorpusRead(
         name=template.corpus, weight=1.0, tokens_asked=round(epochs * read.tokens), tokens=read.tokens, epochs=epochs
     )
-    return {"samples": samples, "corpora": [plain(asked)], "examples": plain(read)}
+    evaluated = [plain(row) for row in _evaluations(run, config, samples)]
+    return {"samples": samples, "corpora": [plain(asked)], "evaluations": evaluated, "examples": plain(read)}
+
+
+def _evaluations(run: RunSpec, config: ConfigContainer, samples: dict[str, int]) -> Iterator[EvaluationRead]:
+    """How much one evaluation reads of the validation data."""
+    batch = config.validation.eval_global_batch_size or config.train.global_batch_size
+    if (iters := config.validation.eval_iters) and "valid" in samples:
+        [corpus] = split_blends(run.data)["valid"]
+        yield EvaluationRead(
+            key=key_of_validation(run.data),
+            corpus=corpus,
+            unit="samples",
+            asked=iters * batch,
+            there=samples["valid"],
+            eval_iters=iters,
+            most=samples["valid"] // batch,
+        )
 
 
 def held_out(config: ConfigContainer, folder: RunFolder, first: int, end: int) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ from megaboa import commands, store
 from megaboa.bridge import handover, process
 from megaboa.conversion import add_image, add_sizes, image_of, layout_of
 from megaboa.files import write_json
+from megaboa.formats import counted
 from megaboa.layout import Layout
 from megaboa.paths import run_of
 from megaboa.records import (
@@ -84,6 +85,11 @@ def export_model(words: list[str]) -> None:
         return
     write(args.out, replace(manifest, **image_of(args)))
     print(f"exported iteration {manifest.iteration}: {manifest.path}")
+    if best := manifest.best:
+        print(
+            f"it has the lowest validation loss, {best.loss:.4f}, of {counted(best.evaluated, 'evaluated checkpoint')} "
+            f"({best.kept} are kept)"
+        )
 
 
 def prove_export(words: list[str]) -> None:

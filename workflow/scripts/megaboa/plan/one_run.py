@@ -279,7 +279,7 @@ class RunPlanner:
                 self.problems.add(self.problems.place_of(path, choice), message, choice.name)
         shares_out = config.data.blend is None or float(config.data.split.split(",")[1]) > 0
         has_main = shares_out and "valid" in blends.split_blends(data)
-        key = "data.split" if config.data.blend else "data.blend_per_split.valid"
+        key = blends.key_of_validation(data)
         interval = config.training.eval_interval
         has_blend = config.data.blend or config.data.blend_per_split  # examples for vision have none
         if interval and config.training.eval_iters and has_blend and not (sets or has_main):

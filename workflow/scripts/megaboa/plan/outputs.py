@@ -15,7 +15,7 @@ from megaboa.config.published import PublishedError, load_published
 from megaboa.data.hub import is_id
 from megaboa.formats import some_of
 from megaboa.paths import ExperimentFolder, RunFolder
-from megaboa.plan import tasks
+from megaboa.plan import best, tasks
 from megaboa.plan.choices import Place, Problems, seeds, twins
 from megaboa.plan.parent_runs import SHOWN, kept_by, will_keep
 from megaboa.plan.plan import Run
@@ -61,11 +61,23 @@ class OutputPlanner:
             own = run.folder(self.results, str(self.experiment.experiment))
             if message := unkept_step(run, self.experiment.export.checkpoint, own):
                 self.problems.add(("export", "checkpoint"), message, run.name)
+            if self.experiment.export.checkpoint == "best" and (why := best.no_loss(run, own)):
+                message = f"is `best`, and the run has no validation loss, as {why}, or name `final` or a step"
+                self.problems.add(("export", "checkpoint"), message, run.name)
         for run, repository in self.experiment.export.push.items():
             if run not in exports:
                 self.problems.add(("export", "push", run), choose(run, exports, "exported run"))
             if not is_id(repository):
                 self.problems.add(("export", "push", run), f"{repository!r} is not a hub repository: `owner/name`")
+
+    def warnings(self, runs: list[Run], exports: list[str]) -> dict[str, list[str]]:
+        """Warnings of exports, each with its runs."""
+        found: dict[str, list[str]] = {}
+        for run in runs if self.experiment.export.checkpoint == "best" else ():
+            own = run.folder(self.results, str(self.experiment.experiment))
+            if run.name in exports and (message := best.only_last(run, own)):
+                found.setdefault(message, []).append(run.name)
+        return found
 
     def evaluated(self, exports: list[str]) -> list[str]:
         wanted = self.experiment.evaluate

@@ -72,6 +72,7 @@ class _Planner:
         self.check_compared(runs, choices, agreements, distinct=sound)
         apart = run_warnings.sets_told_apart(runs)
         self.warn(runs, agreements, apart)
+        self.each.warnings |= outputs.warnings(runs, exports)
         swept = tuple(dict.fromkeys(dotted(path) for choice in choices for path in choice.values))
         axes = own_columns(self.loaded.factors, swept)
         for path, problem in figure_problems(self.base.report.figures, swept, axes, apart):

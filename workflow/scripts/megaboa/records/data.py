@@ -325,6 +325,21 @@ class CorpusRead(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
+class EvaluationRead(Record):
+    """How much one evaluation reads of a validation set: of that corpus of it, or weighted prefix, which it has read
+    in whole first."""
+
+    key: str  # of the set: data.split, data.validation_sets.law
+    corpus: str
+    prefix: str = field(default="", metadata=IF_SET)  # empty: the whole corpus
+    unit: Literal["tokens", "samples"]
+    asked: int
+    there: int
+    eval_iters: int
+    most: int  # eval_iters up to which nothing is read twice
+
+
+@dataclass(frozen=True, kw_only=True)
 class ShownExample(Record):
     """An example as a run trains on it: pieces of its text, each with a flag that says whether its tokens count in the
     loss."""
@@ -357,6 +372,7 @@ class DataIndex(Record):
     cache: str
     samples: dict[str, int]  # by split
     corpora: tuple[CorpusRead, ...]
+    evaluations: tuple[EvaluationRead, ...] = field(default=(), metadata=IF_SET)  # unknown of older indexes
     max_epochs: float
     warnings: tuple[str, ...] = ()
     examples: ExamplesRead | None = field(default=None, metadata=IF_SET)  # only for fine-tuned runs

@@ -132,6 +132,15 @@ class ImportRecord(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Best(Record):
+    """Why a checkpoint is the best one of its run."""
+
+    loss: float  # validation loss
+    evaluated: int  # checkpoints that it was chosen from: kept, and with a validation loss of their step
+    kept: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class ExportRecord(Record):
     """runs/<run>/export.json: a Hugging Face folder converted from a run's checkpoint."""
 
@@ -142,6 +151,7 @@ class ExportRecord(Record):
     file_bytes: int
     digest: str
     files: dict[str, str]  # checksums
+    best: Best | None = field(default=None, metadata=IF_SET)  # if export.checkpoint is
     image: tuple[str, ...] | None = field(default=None, metadata=IF_SET)
 
 

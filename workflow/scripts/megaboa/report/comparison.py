@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,17 @@ from megaboa.files import read_json, write_text
 from megaboa.formats import counted
 from megaboa.metrics import label
 from megaboa.paths import ExperimentFolder
-from megaboa.records import AgreementCheck, AgreementSpec, BundleManifest, Checks, ReportSpec, read, write
+from megaboa.records import (
+    AgreementCheck,
+    AgreementSpec,
+    BundleManifest,
+    Checks,
+    Evaluation,
+    ReportSpec,
+    read,
+    read_if_there,
+    write,
+)
 from megaboa.report import style
 from megaboa.report.agreement import agreement_checks
 from megaboa.report.baseline import TOLERANCE, differences_of, is_same, sample, settings_of
@@ -89,7 +99,7 @@ def make(first: Side, second: Side, page: Path) -> Checks:
             same=[run.name for run in ours if any(is_same(run, other) for other in theirs)],
             machines=machines(first, second),
             packages=packages(first.manifest, second.manifest),
-            differs=differs(ours, theirs),
+            differs=differs(ours, theirs) + evaluated_by(first.results, second.results, names),
             data=data(first.results, second.results),
             label=label,
         ),
@@ -235,6 +245,29 @@ def differs(ours: Sequence[RunResult], theirs: Sequence[RunResult]) -> list[tupl
             for text in differences_of(other, run, "in B"):
                 found.setdefault(text, []).append(run.name)
     return list(found.items())
+
+
+def evaluated_by(first: Path, second: Path, names: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """Differences in the command that evaluated the runs and in the files that it names, with the names of the runs."""
+    found: dict[str, list[str]] = {}
+    sides = ExperimentFolder(first), ExperimentFolder(second)
+    for name in names:
+        one, other = (read_if_there(Evaluation, side.run(name).evaluation) for side in sides)
+        for text in _other_evaluation(one, other) if one and other else ():
+            found.setdefault(text, []).append(name)
+    return list(found.items())
+
+
+def _other_evaluation(one: Evaluation, other: Evaluation) -> Iterator[str]:
+    is_same = one.command == other.command
+    if not is_same:
+        yield f"evaluate.command: {one.command}, in B {other.command}"
+    # Another command may name other files. Records of older versions have none.
+    named = {*one.files, *other.files} if is_same else one.files.keys() & other.files.keys()
+    for name in sorted(named):
+        digests = [side.files.get(name, "unknown") for side in (one, other)]
+        if digests[0] != digests[1]:
+            yield f"evaluate.command: {name} with SHA-256 {digests[0][:8]}, in B {digests[1][:8]}"
 
 
 def data(first: Path, second: Path) -> list[str]:

@@ -3,6 +3,7 @@ a checkpoint of an earlier one. Standard library only."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 from megaboa.blends import documents_of_set, split_blends
 from megaboa.errors import InputError
 from megaboa.paths import EarlierRun, RunFolder
-from megaboa.records import LM_LOSS, Identity, Parent, RunSpec, TrainRecord, parse, read, read_if_there
+from megaboa.records import LM_LOSS, Best, Identity, Parent, RunSpec, TrainRecord, parse, read, read_if_there
 from megaboa.run import checkpoints
 from megaboa.run.identity import stored
 from megaboa.store_paths import RunStore
@@ -78,7 +79,16 @@ def folder_of(folder: RunFolder, store: RunStore) -> RunFolder:
     return folder
 
 
-def chosen(folder: RunFolder, store: RunStore, wanted: str | int) -> tuple[RunStore, int]:
+@dataclass(frozen=True)
+class Chosen:
+    """The checkpoint to export; `best` if it was chosen by its loss."""
+
+    store: RunStore
+    iteration: int
+    best: Best | None = None
+
+
+def chosen(folder: RunFolder, store: RunStore, wanted: str | int) -> Chosen:
     """The checkpoint that `export.checkpoint` selects: `final`, `best` (lowest validation loss) or an iteration. The
     last two also among those of the earlier versions."""
     every = versions(folder, store)
@@ -87,32 +97,34 @@ def chosen(folder: RunFolder, store: RunStore, wanted: str | int) -> tuple[RunSt
             f"run {folder.name} has no checkpoint to export: set checkpoint.save_interval above 0, or train it again"
         )
     if wanted == "final":
-        return store, every[0].kept[-1]
+        return Chosen(store, every[0].kept[-1])
     kept = {step: one.store for one in every for step in one.kept}
     there = ", ".join(map(str, sorted(kept)))
     if wanted == "best":
-        best = _best(every)
-        if best is None:
+        losses = _losses(every)
+        if not losses:
             raise InputError(
                 f"run {folder.name}: export.checkpoint is best, and none of the kept checkpoints ({there}) was "
                 "evaluated: let training.eval_interval be a multiple of checkpoint.save_interval, or name an iteration"
             )
-        return kept[best], best
+        # All comparisons with a NaN are false, so one that comes first would stay the lowest.
+        step = min(losses, key=lambda step: (math.inf if math.isnan(losses[step]) else losses[step], -step))
+        return Chosen(kept[step], step, Best(loss=losses[step], evaluated=len(losses), kept=len(kept)))
     if wanted not in kept:
         raise InputError(
             f"run {folder.name}: export.checkpoint is {wanted}, and the kept checkpoints are {there}: name one of them"
         )
-    return kept[int(wanted)], int(wanted)
+    return Chosen(kept[int(wanted)], int(wanted))
 
 
-def _best(every: list[Version]) -> int | None:
-    """The step with the lowest validation loss, of the versions that are evaluated on the same data as the newest."""
+def _losses(every: list[Version]) -> dict[int, float]:
+    """The validation losses of the kept checkpoints, of the versions evaluated on the same data as the newest."""
     newest, *earlier = every
     losses = newest.losses
     for one in earlier:
         if one.validation == newest.validation:
             losses |= one.losses
-    return min(losses, key=lambda step: (losses[step], -step)) if losses else None
+    return losses
 
 
 def _store_of(folder: RunFolder, parent: Parent) -> RunStore | None:
