@@ -281,6 +281,7 @@ def ours() -> list[Row]:
     eight = of_experiment("h200-llama3-slices", "slices-1xh200.yaml", "overlays/llama3-precisions.yaml")
     of_blind = ("h200-blind", "h200-blind-again", "h200-blind-one")
     blind = [one for data in of_blind for one in of_experiment(data, "blind-2xh200.yaml")]
+    blind += of_experiment("h200-blind-one-more", "blind-1xh200.yaml")
     lora = of_experiment("h200-lora", "lora-llama3-8b-2xh200.yaml")
     even = of_experiment("h200-experts-balanced", "blind-2xh200.yaml", "overlays/experts-balanced.yaml")
     four = of_experiment("h200-four", "llama3-8b-8xh200.yaml", "overlays/llama3-8b-4xh200.yaml")

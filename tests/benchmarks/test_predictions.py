@@ -25,6 +25,7 @@ BOUNDS = {
     "h200-llama3-slices": (8, 25, None, None, None),
     "h200-blind-again": (8, 18, 92, 3, 10),
     "h200-blind-one": (8, 20, 92, 3, 10),
+    "h200-blind-one-more": (8, 25, 71, 3, 10),
     "h200-lora": (8, 25, None, None, None),
     "h200-experts-balanced": (17, 21, None, None, None),
     "h200-four": (8, 37, 92, 3, 10),
@@ -91,7 +92,7 @@ def test_steps_that_wait_for_the_host_are_predicted_by_a_calibration_of_their_ma
 
 def test_memory_is_within_two_percent_and_never_low_by_more(rows):
     measured = {one.data for one in rows if one.gib}
-    assert len(measured) == 20
+    assert len(measured) == 21
     for data in measured:
         errors = predictions.of_memory(held_back(rows, data))
         assert sum(map(abs, errors.values())) / len(errors) <= 0.02
@@ -105,7 +106,7 @@ def test_memory_of_dense_models_is_nearer(rows):
     errors = [(one, found) for one in dense for found in predictions.of_memory([one]).values()]
     whole = [found for one, found in errors if one.facts.layout.fsdp == "none" and one.name != "fp8-blocks-tp2-mbs2"]
     shards = [found for one, found in errors if one.facts.layout.fsdp == "megatron"]
-    assert len(whole) == 118 and max(map(abs, whole)) <= 0.014 and sum(map(abs, whole)) / len(whole) <= 0.004
+    assert len(whole) == 126 and max(map(abs, whole)) <= 0.014 and sum(map(abs, whole)) / len(whole) <= 0.004
     assert len(shards) == 7 and min(shards) >= 0 and max(shards) <= 0.021
     assert len(errors) == len(whole) + len(shards) + 1
 

@@ -330,7 +330,7 @@ def _config(given: Tree, named: tokenizer.Reference | None, key: str) -> PreTrai
     values.setdefault("dtype", values.pop("torch_dtype", "float32"))
     try:
         return AutoConfig.for_model(model_type, **values)
-    except (ValueError, TypeError, StrictDataclassError) as error:
+    except (ValueError, TypeError, ArithmeticError, StrictDataclassError) as error:
         raise InputError(f"{key}: transformers refuses it: {_on_one_line(error)}") from error
 
 
