@@ -3,6 +3,7 @@
 import contextlib
 import json
 import math
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -38,6 +39,11 @@ def call(tmp_path):
 def kept(tmp_path):
     folder = tmp_path / "store" / "evaluations" / "tiny" / "dp1"
     return [path for path in folder.glob("*") if path.is_dir()] if folder.exists() else []
+
+
+def test_the_command_knows_what_it_evaluates(call):
+    found = call("echo '{\"step\": '$MEGABOA_STEP', \"letters\": '${#MEGABOA_RUN}'}' > {out} # {model}")
+    assert found.values == {"step": 4, "letters": len("dp1")}
 
 
 def test_numbers_are_collected_by_their_keys(call, tmp_path):
@@ -90,10 +96,13 @@ def test_the_command_reads_the_model_and_its_words_are_printed(call, capfd):
 def test_its_words_come_before_what_is_said_of_its_failure(tmp_path):
     """In a log, which is a pipe: the last line says what failed."""
     code = (
-        "from megaboa.evaluation import _call; from pathlib import Path\n"
-        "_call('echo hello; false # {model} {out}', Path('m'), Path('o'), 'dp1')"
+        "import made; from megaboa.evaluation import _call; from pathlib import Path\n"
+        "_call('echo hello; false # {model} {out}', made.export(), Path('o'))"
     )
-    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    found = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=found
+    )
     assert done.returncode and done.stdout.index("hello\n") < done.stdout.index("Traceback")
 
 

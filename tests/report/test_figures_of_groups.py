@@ -129,8 +129,8 @@ def test_distributions_of_very_many_runs_are_of_one_set_each():
         ["law", 2, 1014.5],
     ]
     assert [line.get_label() for line in axes.lines] == [
-        *("median of 30 runs, set main", "median of 30 runs, set law"),
-        *("r00, set main", "r29, set main", "r00, set law", "r29, set law"),
+        *("median of 30 runs, main", "median of 30 runs, law"),
+        *("r00, main", "r29, main", "r00, law", "r29, law"),
     ]
 
 
@@ -292,7 +292,7 @@ def test_panels_of_different_quantities_have_scales_of_their_own(runs):
     frames.exports = pd.DataFrame(rows, columns=["run", "step", "name", "value"])
     exports = standard_figures(frames)[-1]
     figure, _ = drawn_by(exports, frames)
-    assert [axes.get_title() for axes in figure.axes] == ["name loss", "name accuracy"]
+    assert [axes.get_title() for axes in figure.axes] == ["loss", "accuracy"]
     assert figure.axes[0].get_ylim()[1] > 3 > 1 > figure.axes[1].get_ylim()[1]
     [axes], _ = drawn(frames, kind="line", data="exports", x="step", y="value")
     assert len(curves(axes)) == 24
@@ -313,8 +313,8 @@ def test_a_score_that_is_not_finite_or_is_lacking_is_a_gap_in_the_curve_along_th
     panels, table = drawn(Frames(along[:1], VALUES), **EXPORTED, facet="name")
     lines = {axes.get_title(): curves(axes) for axes in panels}
     assert {title: drawn_points(line) for title, [line] in lines.items()} == {
-        "name acc": [0, None, 0.2, 0.3],
-        "name f": [0.5, 0.5, None, 1],
+        "acc": [0, None, 0.2, 0.3],
+        "f": [0.5, 0.5, None, 1],
     }
     assert table["value"].isna().sum() == 2
     [axes], _ = drawn(Frames(along, VALUES), **EXPORTED, filter={"name": "acc"})

@@ -114,7 +114,7 @@ def evaluate(spec: EvaluateSpec, export: ExportRecord, payloads: Path, experimen
     with store.building(target) as partial:
         if partial:
             _refuse_edited(used, files_of(command, below))  # while another job held the folder
-            _call(command, Path(export.path), partial / "out.json", run)
+            _call(command, export, partial / "out.json")
             numbers_in(partial)  # raises before an unreadable result is kept
             now = files_of(command, below)
             _refuse_edited(used, now)
@@ -173,13 +173,18 @@ def _moved(folder: Path, final: Path) -> Path:
     return final
 
 
-def _call(command: str, model: Path, out: Path, run: str) -> None:
-    """Run the command; its output goes to the log as it is printed."""
-    filled = command.replace("{model}", shlex.quote(str(model))).replace("{out}", shlex.quote(str(out)))
+def _call(command: str, export: ExportRecord, out: Path) -> None:
+    """Run the command, with the run and its step in its environment; its output goes to the log as it is printed."""
+    run = export.run
+    filled = command.replace("{model}", shlex.quote(export.path)).replace("{out}", shlex.quote(str(out)))
     print(f"{run}: {filled}", flush=True)
     last: list[str] = []
     with subprocess.Popen(
-        ["bash", "-c", filled], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        ["bash", "-c", filled],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, "MEGABOA_RUN": run, "MEGABOA_STEP": str(export.iteration)},
     ) as process:
         for line in process.stdout:
             text = line.decode(errors="replace")

@@ -401,7 +401,8 @@ def _groups(table: pd.DataFrame, columns: Sequence[str]) -> list[tuple[tuple[Any
 
 
 def _level(column: str, level: object) -> str:
-    return f"{label(column)} {text(level)}"
+    """A value in titles and legends: that of a key with the key, the name of a curve alone."""
+    return text(level) if column in SERIES.values() else f"{label(column)} {text(level)}"
 
 
 def bar(axes: Axes, table: pd.DataFrame, spec: Figure, shades: Shades) -> pd.DataFrame:
