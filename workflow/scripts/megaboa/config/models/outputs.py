@@ -155,7 +155,7 @@ class Evaluate(Section):
         "shell command that reads the folder {model} and writes JSON to {out}: a file, or a folder with one JSON file",
     )
     runs: Runs = key(["*"], "exported runs to evaluate")
-    runtime: PositiveInt = key(120, "wall time of its job under SLURM, in minutes")
+    runtime: PositiveInt = key(120, "wall time of its job on a cluster, in minutes")
     slurm_extra: SchedulerOptions = key("", "further options of sbatch for its job, such as `--gpus-per-node=4`")
 
     @field_validator("command")
