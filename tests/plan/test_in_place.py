@@ -378,6 +378,17 @@ def test_what_can_not_go_on_is_said_with_its_key(trainer: Trainer, given: dict, 
         trainer.plan(**given)
 
 
+def test_a_run_may_end_at_a_step_that_it_has_trained_from_a_checkpoint_before(trainer: Trainer) -> None:
+    for step in (10, 20):
+        trainer.train(trainer.call(FROM_THE_START), step)
+    with pytest.raises(ConfigError, match=r"raise it, or continue from an earlier checkpoint \(@10\)"):
+        trainer.plan(**{"training.train_iters": 20, "optimizer.lr": 1e-2})
+    earlier = trainer.plan(ITSELF.replace("itself", "itself@10"), **{"training.train_iters": 20, "optimizer.lr": 1e-2})
+    assert earlier["base"].run.parent.iteration == 10
+    with pytest.raises(ConfigError, match=r"begins after step 20 of small/base: raise it \(run base\)"):
+        trainer.plan(**{"training.train_iters": 5})
+
+
 @pytest.mark.parametrize(
     ("given", "keys"),
     [

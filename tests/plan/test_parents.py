@@ -379,6 +379,22 @@ def test_wsd_is_no_remedy_where_the_parent_had_left_its_peak(plan_of: PlanOf) ->
     assert "wsd_decay_iters" not in said
 
 
+@pytest.mark.parametrize(
+    ("given", "keeps"),
+    [("cosine", True), ("cosine, optimizer.lr: 2e-4", False), ("linear", False)],
+)
+def test_the_end_of_the_parents_schedule_is_a_remedy_where_nothing_else_differs(
+    plan_of: PlanOf, given: str, keeps: bool
+) -> None:
+    b = f"{{continue_from: small/trunk@40, training.train_iters: 50, schedule.decay: {given}}}"
+    text = TRUNK.format(b=b).replace("schedule.decay: constant", "schedule.decay: cosine")
+    [said] = [one for one in plan_of(text, device="cpu").warnings if "falls at once" in one]
+    assert ("; schedule.decay_iters: 100 keeps its schedule" in said) == keeps
+    if keeps:
+        kept = text.replace("training.train_iters: 50", "training.train_iters: 50, schedule.decay_iters: 100")
+        assert not [one for one in plan_of(kept, device="cpu").warnings if "falls at once" in one]
+
+
 @pytest.mark.parametrize("decay", ["linear", "cosine", "inverse-square-root", "WSD"])
 def test_a_schedule_that_goes_on_does_not_fall_at_once(plan_of: PlanOf, decay: str) -> None:
     b = "{continue_from: small/trunk@98, training.seed: 2}"

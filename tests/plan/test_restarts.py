@@ -1,6 +1,7 @@
 """megaboa.plan.restarts: no run begins at step 0 unasked while its name has unfinished work."""
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -43,6 +44,16 @@ def test_an_edit_of_an_unfinished_run_stops_with_keys_and_ways_on(plan):
     assert "run a would start at step 0" in said and "step 20 of 60" in said
     assert "  optimizer.lr: 0.001 → 0.003" in said and "--config restart=a" in said and "Undo the change" in said
     assert "(continue_from: itself)" in said
+
+
+def test_ending_an_unfinished_run_early_names_the_key_and_the_page(plan, plan_of):
+    leave_unfinished(plan("1.0e-3"), "a")
+    shorter = plan_of(SWEEP % "1.0e-3", training__train_iters=20)
+    way = r"\(continue_from: itself, and training.train_iters above 20; docs/how-to/checkpoints.md, 'End a run early'\)"
+    with pytest.raises(restarts.UnfinishedWorkError, match=way):
+        restarts.check(shorter, "results", [])
+    page = Path(__file__).parents[2] / restarts.HOW_TO_END.partition(",")[0]
+    assert "\n## End a run early\n" in page.read_text(encoding="utf-8")
 
 
 def test_continuing_is_no_way_where_the_plan_would_refuse_it(plan_of, plan):

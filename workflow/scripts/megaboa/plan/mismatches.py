@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from megaboa.blends import documents_of_set, in_shares, named, shares_of_splits, split_blends, validation_sets
@@ -44,8 +45,11 @@ def _of_the_course(parent: ParentRun, run: Run, step: int) -> Iterator[Mismatch]
     """Of steps and samples."""
     last = run.run.training.get("train_iters")
     if last is not None and last <= step:
+        saved = [one for version in (parent, *parent.earlier) for one in version.kept or () if one < last]
+        remedy = f", or continue from an earlier checkpoint (@{max(saved)})" if saved else ""
         message = (
-            f"{last} is the step at which the run ends, and it begins after step {step} of {parent.name}: raise it"
+            f"{last} is the step at which the run ends, and it begins after step {step} of {parent.name}: raise "
+            f"it{remedy}"
         )
         yield ("training", "train_iters"), message
     batch, before = (one.training.get("global_batch_size") for one in (run.run, parent.run))
@@ -193,6 +197,8 @@ def falls_at_once(parent: ParentRun, run: Run, step: int) -> str | None:
     # WSD stays at its peak until its decay begins.
     is_at_peak = last >= 0.99 * own.peak
     remedy = f"; `decay: WSD` with `wsd_decay_iters: {left}` begins to fall there" if left > 0 and is_at_peak else ""
+    if replace(own, end=theirs.end) == theirs:
+        remedy = f"; schedule.decay_iters: {theirs.end} keeps its schedule{remedy}"
     return (
         f"continue_from: the learning rate falls at once, from {last:.3g} in step {step} of {parent.name} to "
         f"{first:.3g} in the next ({key}: {why}){remedy}"

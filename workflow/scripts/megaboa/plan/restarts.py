@@ -16,10 +16,11 @@ from megaboa.plan.plan import Plan, Run
 from megaboa.records import Tree, plain
 from megaboa.run import unfinished
 from megaboa.run.identity import identity_of, is_trained
-from megaboa.run.outlook import outlook
+from megaboa.run.outlook import LENGTH, outlook
 
 KEY = "restart"
 SHOWN = 5
+HOW_TO_END = "docs/how-to/checkpoints.md, 'End a run early'"
 
 
 class UnfinishedWorkError(InputError):
@@ -46,7 +47,8 @@ def check(
             raise UnfinishedWorkError(f"--config {KEY}: {choose(name, [*names, 'all'], 'run')}")
     told = [name for name in names if name in restart or "all" in restart]
     found: dict[str, str] = {}
-    continuable = True
+    against: set[str] = set()
+    step = 0
     for run in plan.runs:
         folder = run.folder(results, plan.name)
         if run.name not in told and (work := unfinished.other_work(folder)) and not is_trained(folder):
@@ -55,9 +57,10 @@ def check(
             if all(one.by_content for one in work) and checked_by_jobs(run):
                 continue
             found[run.name] = unfinished.explain(folder, work)
-            continuable = continuable and not any(obstacles(run, one.store, one.step) for one in work)
+            against.update(*(obstacles(run, one.store, one.step) for one in work))
+            step = max(step, *(one.step for one in work))
     if found:
-        raise UnfinishedWorkError(_message(found, continuable))
+        raise UnfinishedWorkError(_message(found, _keys_to_continue(against, step)))
     return told
 
 
@@ -125,9 +128,19 @@ def _with_parent(plan: Plan, run: Run, results: str, starting: Collection[str]) 
     return None
 
 
-def _message(found: dict[str, str], continuable: bool) -> str:
+def _keys_to_continue(against: Collection[str], step: int) -> str | None:
+    """The keys with which the runs continue from what they have trained; None if more than their length is against
+    it."""
+    if not against:
+        return unfinished.IN_PLACE
+    if set(against) == {LENGTH}:
+        return f"{unfinished.IN_PLACE}, and {LENGTH} above {step}; {HOW_TO_END}"
+    return None
+
+
+def _message(found: dict[str, str], there: str | None) -> str:
     names = list(found)
     lines = [found[name] for name in names[:SHOWN]]
     if len(names) > SHOWN:
         lines.append(f"and so would {len(names) - SHOWN} more: {', '.join(names[SHOWN:])}")
-    return "\n".join([*lines, unfinished.ways(f"--config {KEY}={','.join(names)}", continuable)])
+    return "\n".join([*lines, unfinished.ways(f"--config {KEY}={','.join(names)}", there)])

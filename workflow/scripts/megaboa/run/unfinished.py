@@ -23,6 +23,7 @@ DIGEST = re.compile(r"[0-9a-f]{64}")
 BY_CONTENT = ("model", "tokenizer", "chat_template", "corpora", "image", "parent")
 
 PARENT = "parent.identity"
+IN_PLACE = "continue_from: itself"
 
 
 @dataclass(frozen=True)
@@ -206,10 +207,11 @@ def why_refused(folder: RunFolder) -> str | None:
     return None
 
 
-def ways(restart: str, continuable: bool = True) -> str:
-    """The user's options; `restart` is the command for the last one. `continuable`: the plan allows the second one."""
-    there = ", continue from there with the change (continue_from: itself)," if continuable else ""
-    return f"Undo the change to resume it{there} or restart it: {restart}"
+def ways(restart: str, there: str | None = IN_PLACE) -> str:
+    """The user's options; `restart` is the command for the last one. `there`: the keys for the second one; None if the
+    plan doesn't allow it."""
+    second = f", continue from there with the change ({there})," if there else ""
+    return f"Undo the change to resume it{second} or restart it: {restart}"
 
 
 def _leaves(tree: Any, path: str = "") -> Tree:
