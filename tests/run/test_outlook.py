@@ -12,6 +12,8 @@ from megaboa.run.identity import identity_of, store_of
 from megaboa.run.outlook import outlook
 from megaboa.store_paths import RunStore
 
+SETS = {"validation_sets": {"law": {"text": 1.0}}}
+
 
 @pytest.fixture
 def run(tmp_path):
@@ -118,6 +120,29 @@ def test_continuing_is_offered_only_where_the_plan_would_allow_it(run, keys, sai
     text = outlook(run(lr=2e-3), obstacles=lambda store, step: asked.append((store.path.name, step)) or keys)
     assert text.startswith(f"trains again from step 0: optimizer.lr: 0.001 → 0.002 ({said}")
     assert asked == [(RunStore.of(run().attempts_link).path.name, 60)]
+
+
+@pytest.mark.parametrize(
+    ("saved", "said"),
+    [
+        ((20, 40, 60), "(continue_from: itself@40 would train only the steps after it again)"),
+        ((60,), "(continue_from: itself with training.train_iters above 60 would continue from step 60)"),
+    ],
+)
+def test_a_set_that_a_finished_run_gets_needs_only_its_last_steps(run, saved, said):
+    trained_to(run(), *saved, outcome="completed")
+
+    def too_short(store, step):
+        return ["training.train_iters"] if step >= 60 else []
+
+    text = outlook(run(data=SETS), obstacles=too_short)
+    assert text == f"trains again from step 0: data.validation_sets.law.text: not set → 1.0 {said}"
+    for manifest in run(data=SETS).corpus_manifests.values():  # the corpus of the set is made by now
+        files.write_json(manifest, {"digest": "d1"})
+    made_now = outlook(run(data=SETS), obstacles=too_short)
+    assert "corpora.text: None → d1 (its content)" in made_now and made_now.endswith(said)
+    with_rate = outlook(run(data=SETS, lr=2e-3), obstacles=too_short)
+    assert "itself with training.train_iters above 60" in with_rate
 
 
 def test_a_run_that_continues_in_place_resumes_from_its_checkpoint(run):

@@ -15,6 +15,7 @@ from megaboa.store_paths import RunStore
 
 SHOWN, SHOWN_IN_PLACE = 2, 5  # differences that are named
 LENGTH = "training.train_iters"
+SETS = "data.validation_sets."
 
 Obstacles = Callable[[RunStore, int], Collection[str]]
 
@@ -48,17 +49,34 @@ def outlook(folder: RunFolder, restarts: bool = False, obstacles: Obstacles = la
     changed = differences(read(Identity, before.identity), now.run, now.identity)
     if not changed:
         return f"trains again from {folder.start}: its checkpoints are in {before.path}, not in {folder.launch.store}"
-    saved = checkpoints.latest(before.checkpoints)
-    if not saved:
-        rest = ""
-    elif restarts or (against := set(obstacles(before, saved))) - {LENGTH}:
-        rest = f" (its {saved} steps stay in {before.path})"
-    elif against:
-        rest = f" (continue_from: itself with {LENGTH} above {saved} would continue from step {saved})"
-    else:
-        rest = f" (continue_from: itself would continue from step {saved})"
+    rest = _rest(before, changed, restarts, obstacles)
     still = f"; {who} still trains it as it was" if (who := claims.trainer(before.claims)) else ""
     return f"trains again from {folder.start}: {some_of(changed, SHOWN)}{rest}{still}"
+
+
+def _rest(before: RunStore, changed: Collection[str], restarts: bool, obstacles: Obstacles) -> str:
+    """What becomes of the checkpoints of a run that trains again, and what would use them."""
+    saved = checkpoints.latest(before.checkpoints)
+    if not saved:
+        return ""
+    stay = f" (its {saved} steps stay in {before.path})"
+    if restarts:
+        return stay
+    against = set(obstacles(before, saved))
+    if not against:
+        return f" (continue_from: itself would continue from step {saved})"
+    if all(map(_is_of_a_set, changed)):  # then the same last steps show the new sets
+        earlier = [step for step in checkpoints.complete_iterations(before.checkpoints) if step < saved]
+        if earlier and not obstacles(before, max(earlier)):
+            return f" (continue_from: itself@{max(earlier)} would train only the steps after it again)"
+    if against - {LENGTH}:
+        return stay
+    return f" (continue_from: itself with {LENGTH} above {saved} would continue from step {saved})"
+
+
+def _is_of_a_set(difference: str) -> bool:
+    """Whether it is of a validation set, or of a corpus that the run reads only since it has that set."""
+    return difference.startswith(SETS) or (difference.startswith("corpora.") and ": None → " in difference)
 
 
 def _changed(folder: RunFolder, now: Present) -> str:
